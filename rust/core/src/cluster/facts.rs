@@ -1,0 +1,306 @@
+//! What machines (or an embedder) say, and what it does to the books.
+
+use super::machines::Booking;
+use super::requests::WatchedLeg;
+use super::{Cluster, MachineState};
+use crate::config::MixedReturn;
+use crate::error::{Applied, EventError};
+use crate::event::{ClusterAction, Outcome, Role};
+use crate::id::{LegKey, MachineId};
+use crate::leg::{Command, Compute, Inbound, Notice, Outbound, Report};
+use crate::placement::Reserve;
+
+impl Cluster {
+    pub(super) fn notice(
+        &mut self,
+        from: MachineId,
+        notice: &Notice,
+        actions: &mut Vec<ClusterAction>,
+    ) -> Result<Applied, EventError> {
+        let Some(machine) = self.live(from)? else { return Ok(self.late()) };
+        Ok(self.fact(Some(machine), notice, actions))
+    }
+
+    /// A fact from a machine, or from an embedder about whichever machine it concerns.
+    pub(super) fn fact(
+        &mut self,
+        from: Option<u32>,
+        notice: &Notice,
+        actions: &mut Vec<ClusterAction>,
+    ) -> Applied {
+        match *notice {
+            Notice::Report(report) => {
+                self.take_report(from, report);
+                self.retry(actions);
+                Applied::Yes
+            }
+            Notice::Released { key, report } => {
+                self.take_report(from, report);
+                let applied = self.released(from, key, actions);
+                self.retry(actions);
+                applied
+            }
+            Notice::Finished { key, report, .. } => {
+                self.take_report(from, report);
+                let applied = self.finished(from, key, actions);
+                self.retry(actions);
+                applied
+            }
+            Notice::Refused { key, report } => {
+                self.take_report(from, report);
+                self.refused(from, key, actions)
+            }
+            Notice::Reserved { key } => self.watch(from, key, |leg| leg.state.inbound = Inbound::Reserved),
+            Notice::Sent { key } => self.watch(from, key, |leg| leg.state.outbound = Outbound::Sending),
+            Notice::Landed { key } => self.watch(from, key, |leg| leg.state.inbound = Inbound::Ready),
+            Notice::PrefillDone { key, .. } => self.prefill_done(from, key, actions),
+            Notice::Evicted { key, tokens } => self.evicted(from, key, tokens),
+            Notice::Progress { key, tokens } => self.progress(key, tokens, actions),
+            Notice::TransferFailed { key } => match self.requests.find_key(key) {
+                Some(slot) => {
+                    self.fault(slot, actions);
+                    Applied::Yes
+                }
+                None => self.late(),
+            },
+        }
+    }
+
+    fn take_report(&mut self, from: Option<u32>, report: Report) {
+        if let Some(machine) = from {
+            self.entry(machine).take_report(report);
+            self.refresh(machine);
+        }
+    }
+
+    /// The leg of a live attempt that runs on a machine; from an embedder, the first that `wanted` accepts.
+    fn find_leg(
+        &self,
+        from: Option<u32>,
+        key: LegKey,
+        wanted: impl Fn(&WatchedLeg) -> bool,
+    ) -> Option<(u32, usize)> {
+        let slot = self.requests.find_key(key)?;
+        let on = |leg: &WatchedLeg| match from {
+            Some(machine) => leg.machine.is_some_and(|id| id.index == machine),
+            None => wanted(leg),
+        };
+        let legs = &self.requests.get(slot).legs;
+        let at = legs.iter().position(|leg| leg.as_ref().is_some_and(on))?;
+        Some((slot, at))
+    }
+
+    fn watch(&mut self, from: Option<u32>, key: LegKey, change: impl FnOnce(&mut WatchedLeg)) -> Applied {
+        let Some((slot, at)) = self.find_leg(from, key, |leg| leg.mode.is_some()) else {
+            return self.late();
+        };
+        if let Some(leg) = &mut self.requests.get_mut(slot).legs[at] {
+            change(leg);
+        }
+        self.touch_lease(slot);
+        Applied::Yes
+    }
+
+    fn prefill_done(&mut self, from: Option<u32>, key: LegKey, actions: &mut Vec<ClusterAction>) -> Applied {
+        let found = self.find_leg(from, key, |leg| leg.booking.prefill_tokens > 0);
+        let Some((slot, at)) = found else { return self.late() };
+        let Some(leg) = &mut self.requests.get_mut(slot).legs[at] else { return Applied::Late };
+        let Some(machine) = leg.machine else { return Applied::Late };
+        let tokens = std::mem::take(&mut leg.booking.prefill_tokens);
+        // A leg that hands over is prefill work until its blocks are free.
+        let turns = leg.booking.decodes && std::mem::take(&mut leg.booking.prefills);
+        leg.state.compute = if leg.booking.decodes { Compute::Decoding } else { Compute::Held };
+        let hands_over = !leg.booking.decodes;
+        let entry = self.entry(machine.index);
+        entry.booked -= u64::from(tokens);
+        entry.prefill_legs -= u32::from(turns);
+        self.refresh(machine.index);
+        if turns {
+            self.go_home(machine.index, actions);
+        }
+        if hands_over && self.config.reserve == Reserve::AtSourceDone {
+            self.command_reserve(slot, actions);
+            self.command_send(slot, actions);
+        }
+        self.touch_lease(slot);
+        Applied::Yes
+    }
+
+    /// Until the next `PrefillDone` the machine has everything so far to prefill again.
+    fn evicted(&mut self, from: Option<u32>, key: LegKey, tokens: u32) -> Applied {
+        let found = self.find_leg(from, key, |leg| leg.booking.decodes);
+        let Some((slot, at)) = found else { return self.late() };
+        let Some(leg) = &mut self.requests.get_mut(slot).legs[at] else { return Applied::Late };
+        let Some(machine) = leg.machine else { return Applied::Late };
+        let again = !std::mem::replace(&mut leg.booking.prefills, true);
+        let more = u64::from(tokens) - u64::from(leg.booking.prefill_tokens.min(tokens));
+        leg.booking.prefill_tokens += more as u32;
+        leg.state.compute = Compute::Evicted;
+        let entry = self.entry(machine.index);
+        entry.booked += more;
+        entry.prefill_legs += u32::from(again);
+        self.refresh(machine.index);
+        Applied::Yes
+    }
+
+    fn progress(&mut self, key: LegKey, tokens: u32, actions: &mut Vec<ClusterAction>) -> Applied {
+        let Some(slot) = self.requests.find_key(key) else { return self.late() };
+        let managed = self.is_managed();
+        let request = self.requests.get_mut(slot);
+        request.delivered = request.delivered.saturating_add(tokens);
+        if !managed {
+            // The destination decodes, so it has the KV: the source's blocks are free.
+            if request.legs[1].is_some() && request.legs[0].is_some() {
+                self.leave(slot, 0, actions);
+            }
+            self.grow_own(slot, tokens);
+        }
+        self.touch_lease(slot);
+        Applied::Yes
+    }
+
+    /// An embedder's machines do not report, so the books follow what is delivered.
+    fn grow_own(&mut self, slot: u32, tokens: u32) {
+        for leg in self.requests.get_mut(slot).legs.iter_mut().flatten() {
+            let (true, Some(machine)) = (leg.booking.decodes, leg.machine) else { continue };
+            leg.booking.kv_tokens = leg.booking.kv_tokens.saturating_add(tokens);
+            let entry = &mut self.machines[machine.index as usize];
+            entry.grow_unsent_kv(tokens);
+            self.pools.refresh(self.config.policy, machine.index, entry);
+        }
+    }
+
+    /// A leg's blocks are free: it handed over, or it was given up earlier.
+    fn released(&mut self, from: Option<u32>, key: LegKey, actions: &mut Vec<ClusterAction>) -> Applied {
+        if let Some(machine) = from {
+            if let Some(booking) = self.closing.remove(&(key, machine)) {
+                self.close(machine, &booking, actions);
+                return Applied::Yes;
+            }
+        }
+        match self.find_leg(from, key, |leg| !leg.booking.decodes) {
+            Some((slot, at)) if at == 0 && self.requests.get(slot).legs[1].is_some() => {
+                self.leave(slot, 0, actions);
+                self.touch_lease(slot);
+                Applied::Yes
+            }
+            _ => self.late(),
+        }
+    }
+
+    /// A given-up leg's blocks are free at last.
+    pub(super) fn close(&mut self, machine: u32, booking: &Booking, actions: &mut Vec<ClusterAction>) {
+        let entry = self.entry(machine);
+        entry.closing -= 1;
+        entry.free_kv(booking);
+        self.refresh(machine);
+        self.tell_drained(machine, actions);
+    }
+
+    fn finished(&mut self, from: Option<u32>, key: LegKey, actions: &mut Vec<ClusterAction>) -> Applied {
+        let Some(slot) = self.requests.find_key(key) else {
+            // Cancelled meanwhile: the end that was applied first wins, the blocks are free either way.
+            if let Some(machine) = from {
+                if let Some(booking) = self.closing.remove(&(key, machine)) {
+                    self.close(machine, &booking, actions);
+                }
+            }
+            return self.late();
+        };
+        for at in 0..2 {
+            let Some(leg) = self.requests.get(slot).legs[at] else { continue };
+            let ended_here = from.is_none() || leg.machine.is_some_and(|id| Some(id.index) == from);
+            if ended_here {
+                self.leave(slot, at, actions);
+            } else {
+                self.give_up(slot, at, actions);
+            }
+        }
+        self.counters.finished += 1;
+        self.end(slot, Outcome::Finished, actions);
+        Applied::Yes
+    }
+
+    /// Takes a leg whose blocks are free off the books.
+    pub(super) fn leave(&mut self, slot: u32, at: usize, actions: &mut Vec<ClusterAction>) {
+        let Some(leg) = self.requests.get_mut(slot).legs[at].take() else { return };
+        let Some(machine) = leg.machine else { return };
+        let entry = self.entry(machine.index);
+        entry.unbook(&leg.booking);
+        entry.free_kv(&leg.booking);
+        self.refresh(machine.index);
+        self.go_home(machine.index, actions);
+        self.tell_drained(machine.index, actions);
+    }
+
+    /// Takes a leg off the books and tells its machine; its blocks stay booked until the machine has let go.
+    pub(super) fn give_up(&mut self, slot: u32, at: usize, actions: &mut Vec<ClusterAction>) {
+        let managed = self.is_managed();
+        let request = self.requests.get_mut(slot);
+        let key = request.key();
+        let Some(leg) = request.legs[at].take() else { return };
+        let Some(machine) = leg.machine else { return };
+        let entry = &mut self.machines[machine.index as usize];
+        entry.unbook(&leg.booking);
+        // A leg that was never told needs no answer.
+        if managed && leg.booking.sent {
+            entry.closing += 1;
+            self.closing.insert((key, machine.index), leg.booking);
+            self.command(machine, None, Command::Abort { key }, actions);
+        } else {
+            entry.free_kv(&leg.booking);
+        }
+        self.refresh(machine.index);
+        self.go_home(machine.index, actions);
+        self.tell_drained(machine.index, actions);
+    }
+
+    /// The request is over, with no leg left on the books.
+    pub(super) fn end(&mut self, slot: u32, outcome: Outcome, actions: &mut Vec<ClusterAction>) {
+        let Some(request) = self.requests.remove(slot) else { return };
+        if let Some(due) = request.lease_due {
+            self.leases.remove(&(due, slot));
+        }
+        if request.parked {
+            self.unpark(&request, slot);
+        }
+        self.unreserved.remove(&(request.order, slot));
+        actions.push(ClusterAction::Ended { request: request.arrival.request, outcome });
+    }
+
+    /// Sends a machine home from the mixed pool, if it has nothing left that keeps it there.
+    pub(super) fn go_home(&mut self, machine: u32, actions: &mut Vec<ClusterAction>) {
+        let (now, hold) = (self.now, self.config.mixed_hold_ns);
+        let entry = &mut self.machines[machine as usize];
+        if entry.pool == entry.home || entry.state != MachineState::Up {
+            return;
+        }
+        let done = match self.config.mixed_return {
+            MixedReturn::Drained => entry.opposite_legs() == 0,
+            MixedReturn::Idle => entry.legs == 0,
+        };
+        if !done {
+            return;
+        }
+        let due = entry.mixed_since.after(hold);
+        if due > now {
+            self.held_in_mixed.insert((due, machine));
+            return;
+        }
+        entry.pool = entry.home;
+        let (id, home) = (entry.id, entry.home);
+        self.held_in_mixed.remove(&(due, machine));
+        self.pools.leave(Role::Mixed, machine);
+        self.pools.enter(home, machine);
+        self.refresh(machine);
+        self.counters.to_home += 1;
+        actions.push(ClusterAction::Moved { machine: id, pool: home });
+    }
+
+    pub(super) fn tell_drained(&mut self, machine: u32, actions: &mut Vec<ClusterAction>) {
+        let entry = &self.machines[machine as usize];
+        if entry.state == MachineState::Draining && entry.legs == 0 && entry.closing == 0 {
+            actions.push(ClusterAction::Drained { machine: entry.id });
+        }
+    }
+}

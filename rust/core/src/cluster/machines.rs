@@ -1,0 +1,169 @@
+//! What the Cluster keeps of each machine: its home and pool, and what is booked on it.
+
+use std::collections::VecDeque;
+
+use crate::event::{Join, Link, Role};
+use crate::id::{AssignmentSeq, MachineId};
+use crate::leg::Report;
+use crate::time::Time;
+
+/// Whether a machine takes work.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
+pub enum MachineState {
+    /// It does.
+    Up,
+    /// It finishes what it has.
+    Draining,
+    /// It is gone; its index waits for a next incarnation.
+    Lost,
+}
+
+/// What one leg books on its machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Booking {
+    /// Prompt tokens until `PrefillDone`.
+    pub(crate) prefill_tokens: u32,
+    /// Whether it prefills here, until it hands over or begins to decode.
+    pub(crate) prefills: bool,
+    /// Whether it decodes here.
+    pub(crate) decodes: bool,
+    /// KV tokens.
+    pub(crate) kv_tokens: u32,
+    /// Whether the machine has been told, so that its reports will include it.
+    pub(crate) sent: bool,
+}
+
+/// A machine as the Cluster books it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct MachineEntry {
+    pub(crate) id: MachineId,
+    pub(crate) home: Role,
+    pub(crate) pool: Role,
+    pub(crate) state: MachineState,
+    pub(crate) kv_capacity_tokens: u64,
+    pub(crate) speed_weight: u32,
+    pub(crate) link: Option<Link>,
+    /// Prompt tokens not yet prefilled, and one for each request that decodes here.
+    pub(crate) booked: u64,
+    /// KV tokens of the live bookings: the load of a machine that does not report.
+    pub(crate) kv_own: u64,
+    pub(crate) prefill_legs: u32,
+    pub(crate) decode_legs: u32,
+    /// Live legs.
+    pub(crate) legs: u32,
+    /// Legs given up whose blocks are not yet known to be free.
+    pub(crate) closing: u32,
+    /// Bookings the machine has not been told of.
+    unsent_kv: u64,
+    /// Bookings it was told of after its last report.
+    later: VecDeque<(AssignmentSeq, u32)>,
+    later_kv: u64,
+    report: Option<Report>,
+    seq: AssignmentSeq,
+    pub(crate) mixed_since: Time,
+}
+
+impl MachineEntry {
+    pub(crate) fn new(join: &Join) -> Self {
+        Self {
+            id: join.machine,
+            home: join.role,
+            pool: join.role,
+            state: MachineState::Up,
+            kv_capacity_tokens: join.kv_capacity_tokens,
+            speed_weight: join.speed_weight,
+            link: join.link,
+            booked: 0,
+            kv_own: 0,
+            prefill_legs: 0,
+            decode_legs: 0,
+            legs: 0,
+            closing: 0,
+            unsent_kv: 0,
+            later: VecDeque::new(),
+            later_kv: 0,
+            report: None,
+            seq: AssignmentSeq(0),
+            mixed_since: Time::ZERO,
+        }
+    }
+
+    /// KV tokens: the last report and everything booked since, or our own books where it has not reported. Never
+    /// idle for want of a report, never full.
+    pub(crate) fn kv_load(&self) -> u64 {
+        self.report.map_or(self.kv_own, |report| report.kv_tokens + self.later_kv + self.unsent_kv)
+    }
+
+    pub(crate) fn book(&mut self, booking: &Booking) {
+        self.legs += 1;
+        self.booked += u64::from(booking.prefill_tokens) + u64::from(booking.decodes);
+        self.prefill_legs += u32::from(booking.prefills);
+        self.decode_legs += u32::from(booking.decodes);
+        self.kv_own += u64::from(booking.kv_tokens);
+        self.unsent_kv += u64::from(booking.kv_tokens);
+    }
+
+    /// Takes a leg off the books. Its KV tokens stay until `free_kv`.
+    pub(crate) fn unbook(&mut self, booking: &Booking) {
+        self.legs -= 1;
+        self.booked -= u64::from(booking.prefill_tokens) + u64::from(booking.decodes);
+        self.prefill_legs -= u32::from(booking.prefills);
+        self.decode_legs -= u32::from(booking.decodes);
+    }
+
+    pub(crate) fn free_kv(&mut self, booking: &Booking) {
+        self.kv_own -= u64::from(booking.kv_tokens);
+        if !booking.sent {
+            self.unsent_kv -= u64::from(booking.kv_tokens);
+        }
+    }
+
+    /// A leg that its machine does not report on has grown.
+    pub(crate) fn grow_unsent_kv(&mut self, tokens: u32) {
+        self.kv_own += u64::from(tokens);
+        self.unsent_kv += u64::from(tokens);
+    }
+
+    /// The number of the next assignment; from here on a report can include `booking`.
+    pub(crate) fn assign(&mut self, booking: Option<&mut Booking>) -> AssignmentSeq {
+        self.seq.0 += 1;
+        if let Some(booking) = booking.filter(|booking| !booking.sent) {
+            booking.sent = true;
+            self.unsent_kv -= u64::from(booking.kv_tokens);
+            self.later_kv += u64::from(booking.kv_tokens);
+            self.later.push_back((self.seq, booking.kv_tokens));
+        }
+        self.seq
+    }
+
+    /// Takes a report in, unless it is older than the last one.
+    pub(crate) fn take_report(&mut self, report: Report) {
+        if self.report.is_some_and(|last| report.seq < last.seq) {
+            return;
+        }
+        while self.later.front().is_some_and(|&(seq, _)| seq <= report.seq) {
+            if let Some((_, tokens)) = self.later.pop_front() {
+                self.later_kv -= u64::from(tokens);
+            }
+        }
+        self.report = Some(report);
+    }
+
+    /// Legs of the kind its home role does not do.
+    pub(crate) fn opposite_legs(&self) -> u32 {
+        match self.home {
+            Role::Prompt => self.decode_legs,
+            Role::Token => self.prefill_legs,
+            Role::Mixed => 0,
+        }
+    }
+
+    pub(crate) fn later_recount(&self) -> (u64, u64) {
+        (self.later_kv, self.later.iter().map(|&(_, tokens)| u64::from(tokens)).sum())
+    }
+
+    pub(crate) fn unsent_kv(&self) -> u64 {
+        self.unsent_kv
+    }
+}

@@ -1,0 +1,310 @@
+//! The cluster-level scheduler (CLS): pools, placement, the life of every request.
+//!
+//! It never sees a batch or a block id. It books what it places, corrects its books from what machines report, and
+//! decides again when a machine refuses, drains or is lost.
+//!
+//! Invariants (recounted by [`Cluster::check`]): each request is in one state and ends once; booked load equals a
+//! recount over live legs; the load indexes equal a plain scan; no accepted request is dropped.
+
+mod check;
+mod facts;
+mod load_index;
+mod machines;
+mod placing;
+mod policies;
+mod pools;
+mod recovery;
+mod requests;
+mod retry;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+pub use check::ClusterFault;
+pub use machines::MachineState;
+pub use pools::Side;
+
+use crate::config::{ClusterConfig, ConfigError, Level};
+use crate::error::{Applied, EventError};
+use crate::event::{ClusterAction, ClusterEvent, Join, Role};
+use crate::id::{Attempt, LegKey, MachineId, Order, RequestId};
+use crate::leg::Command;
+use crate::time::Time;
+use machines::{Booking, MachineEntry};
+use pools::{Pools, View};
+use requests::Requests;
+
+/// What a Cluster has counted since it was made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct ClusterCounters {
+    /// Placements made, further attempts included.
+    pub placed: u64,
+    /// Arrivals turned away.
+    pub rejected: u64,
+    /// Requests that ended as finished.
+    pub finished: u64,
+    /// Requests that the client gave up.
+    pub cancelled: u64,
+    /// Requests that failed or expired.
+    pub failed: u64,
+    /// Times a request was parked.
+    pub parked: u64,
+    /// Faults that cost a request its placement.
+    pub faults: u64,
+    /// Reservations a destination refused.
+    pub refused: u64,
+    /// Machines that moved to the mixed pool.
+    pub to_mixed: u64,
+    /// Machines that went home.
+    pub to_home: u64,
+    /// Events about what is over.
+    pub late: u64,
+}
+
+/// What is booked on a machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MachineLoad {
+    /// Which.
+    pub machine: MachineId,
+    /// Home pool.
+    pub home: Role,
+    /// The pool it is in now.
+    pub pool: Role,
+    /// Whether it takes work.
+    pub state: MachineState,
+    /// Prompt tokens booked and not yet prefilled.
+    pub prompt_pending_tokens: u64,
+    /// Live legs.
+    pub legs: u32,
+    /// Pending prompt tokens, and one for each request that decodes here.
+    pub booked: u64,
+    /// KV tokens: last report and bookings since.
+    pub kv_tokens: u64,
+    /// KV tokens it can hold.
+    pub kv_capacity_tokens: u64,
+}
+
+/// The cluster-level scheduler. `Clone` is a snapshot: the copy, given the same events, answers the same actions.
+#[derive(Debug, Clone)]
+pub struct Cluster {
+    config: ClusterConfig,
+    now: Time,
+    machines: Vec<MachineEntry>,
+    pools: Pools,
+    requests: Requests,
+    arrivals: u64,
+    /// Accepted requests without a live leg: higher priority first, then by arrival.
+    parked: BTreeSet<(std::cmp::Reverse<i32>, Order, u32)>,
+    parked_by_class: BTreeMap<u32, u32>,
+    /// Requests whose second leg has no machine, by arrival.
+    unreserved: BTreeSet<(Order, u32)>,
+    /// Legs given up whose machine has not yet said that the blocks are free.
+    closing: BTreeMap<(LegKey, u32), Booking>,
+    /// Leases by the time they run out.
+    leases: BTreeSet<(Time, u32)>,
+    /// Machines that may go home once their hold-down is over.
+    held_in_mixed: BTreeSet<(Time, u32)>,
+    retried_at: Time,
+    kv_capacity_tokens_max: u64,
+    counters: ClusterCounters,
+}
+
+impl Cluster {
+    /// A Cluster without machines.
+    ///
+    /// # Errors
+    /// The first option outside its range.
+    pub fn new(config: ClusterConfig) -> Result<Self, ConfigError> {
+        config.validate()?;
+        Ok(Self {
+            config,
+            now: Time::ZERO,
+            machines: Vec::new(),
+            pools: Pools::default(),
+            requests: Requests::default(),
+            arrivals: 0,
+            parked: BTreeSet::new(),
+            parked_by_class: BTreeMap::new(),
+            unreserved: BTreeSet::new(),
+            closing: BTreeMap::new(),
+            leases: BTreeSet::new(),
+            held_in_mixed: BTreeSet::new(),
+            retried_at: Time::ZERO,
+            kv_capacity_tokens_max: 0,
+            counters: ClusterCounters::default(),
+        })
+    }
+
+    /// Applies one event and appends what it wants done.
+    ///
+    /// A `now` below the last one seen is raised to it. An event about something that is over is counted and
+    /// answers [`Applied::Late`]. An arrival answers with [`ClusterAction::Placed`] or
+    /// [`ClusterAction::Rejected`]. O(log machines) for arrivals and facts; a lost machine costs O(live requests).
+    ///
+    /// # Errors
+    /// [`EventError`] when the event contradicts what is known; nothing has changed.
+    pub fn handle(
+        &mut self,
+        now: Time,
+        event: &ClusterEvent,
+        actions: &mut Vec<ClusterAction>,
+    ) -> Result<Applied, EventError> {
+        let before = self.now;
+        self.now = before.max(now);
+        let result = match *event {
+            ClusterEvent::Arrive(arrival) => self.arrive(arrival, actions),
+            ClusterEvent::Cancel { request } => Ok(self.cancel(request, actions)),
+            ClusterEvent::Join(join) => self.join(&join, actions),
+            ClusterEvent::Drain { machine } => self.drain(machine, actions),
+            ClusterEvent::Lose { machine } => self.lose(machine, actions),
+            ClusterEvent::Notice { from, ref notice } => self.notice(from, notice, actions),
+            ClusterEvent::Fact(ref notice) => Ok(self.fact(None, notice, actions)),
+            ClusterEvent::Renew { request } => Ok(self.renew(request)),
+            ClusterEvent::Tick => Ok(self.tick(actions)),
+        };
+        if result.is_err() {
+            self.now = before;
+        }
+        result
+    }
+
+    fn join(&mut self, join: &Join, actions: &mut Vec<ClusterAction>) -> Result<Applied, EventError> {
+        let MachineId { index, incarnation } = join.machine;
+        if join.kv_capacity_tokens == 0 || join.speed_weight == 0 {
+            return Err(EventError::EmptyMachine(join.machine));
+        }
+        let known = self.machines.get(index as usize).map(|entry| entry.id.incarnation);
+        let follows = match known {
+            Some(last) => incarnation > last,
+            None => index as usize == self.machines.len(),
+        };
+        if !follows {
+            return Err(EventError::MachineTaken(join.machine));
+        }
+        if known.is_some() {
+            self.forget_machine(index);
+            self.machines[index as usize] = MachineEntry::new(join);
+        } else {
+            self.machines.push(MachineEntry::new(join));
+        }
+        self.pools.enter(join.role, index);
+        self.refresh(index);
+        self.measure_largest();
+        self.replace_lost(actions);
+        self.retry(actions);
+        Ok(Applied::Yes)
+    }
+
+    fn measure_largest(&mut self) {
+        let up = self.machines.iter().filter(|entry| entry.state == MachineState::Up);
+        self.kv_capacity_tokens_max = up.map(|entry| entry.kv_capacity_tokens).max().unwrap_or(0);
+    }
+
+    /// The entry of a live machine; `None` for an incarnation that is over.
+    fn live(&self, machine: MachineId) -> Result<Option<u32>, EventError> {
+        let entry =
+            self.machines.get(machine.index as usize).ok_or(EventError::UnknownMachine(machine.index))?;
+        let live = entry.id == machine && entry.state != MachineState::Lost;
+        Ok(live.then_some(machine.index))
+    }
+
+    fn entry(&mut self, machine: u32) -> &mut MachineEntry {
+        &mut self.machines[machine as usize]
+    }
+
+    fn refresh(&mut self, machine: u32) {
+        self.pools.refresh(self.config.policy, machine, &self.machines[machine as usize]);
+    }
+
+    fn view(&self) -> View<'_> {
+        View {
+            config: &self.config,
+            machines: &self.machines,
+            pools: &self.pools,
+            placements: self.counters.placed,
+        }
+    }
+
+    fn is_managed(&self) -> bool {
+        self.config.level == Level::Managed
+    }
+
+    /// Sends a command that a booking goes with, if machines are ours to command.
+    fn command(
+        &mut self,
+        to: MachineId,
+        booking: Option<&mut Booking>,
+        command: Command,
+        actions: &mut Vec<ClusterAction>,
+    ) {
+        if self.is_managed() {
+            let seq = self.entry(to.index).assign(booking);
+            actions.push(ClusterAction::Command { to, seq, command });
+        }
+    }
+
+    fn late(&mut self) -> Applied {
+        self.counters.late += 1;
+        Applied::Late
+    }
+
+    /// When the next Tick is due.
+    pub fn next_deadline(&self) -> Option<Time> {
+        let waiting = !self.parked.is_empty() || !self.unreserved.is_empty();
+        let retry = waiting.then(|| self.retried_at.after(self.config.retry_interval_ns));
+        let lease = self.leases.first().map(|&(due, _)| due);
+        let home = self.held_in_mixed.first().map(|&(due, _)| due);
+        [retry, lease, home].into_iter().flatten().min()
+    }
+
+    /// The live attempt of a request.
+    pub fn attempt(&self, request: RequestId) -> Option<Attempt> {
+        self.requests.find(request).map(|slot| self.requests.get(slot).attempt)
+    }
+
+    /// What is booked on a machine.
+    pub fn load(&self, machine: u32) -> Option<MachineLoad> {
+        let entry = self.machines.get(machine as usize)?;
+        Some(MachineLoad {
+            machine: entry.id,
+            home: entry.home,
+            pool: entry.pool,
+            state: entry.state,
+            prompt_pending_tokens: entry.booked - u64::from(entry.decode_legs),
+            legs: entry.legs,
+            booked: entry.booked,
+            kv_tokens: entry.kv_load(),
+            kv_capacity_tokens: entry.kv_capacity_tokens,
+        })
+    }
+
+    /// Machines ever known, lost ones included.
+    pub fn machines_len(&self) -> u32 {
+        self.machines.len() as u32
+    }
+
+    /// Live requests.
+    pub fn live_requests(&self) -> usize {
+        self.requests.len()
+    }
+
+    /// Accepted requests that wait for a machine.
+    pub fn parked_requests(&self) -> usize {
+        self.parked.len()
+    }
+
+    /// What it has counted.
+    pub fn counters(&self) -> ClusterCounters {
+        self.counters
+    }
+
+    /// Its options.
+    pub fn config(&self) -> &ClusterConfig {
+        &self.config
+    }
+
+    /// The last time seen.
+    pub fn now(&self) -> Time {
+        self.now
+    }
+}

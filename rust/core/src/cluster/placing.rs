@@ -1,0 +1,326 @@
+//! From an arrival to booked legs and the commands that carry them out.
+
+use super::machines::Booking;
+use super::policies::policy;
+use super::pools::{Ask, Choice, Side};
+use super::requests::{Request, WatchedLeg};
+use super::{Cluster, MachineState};
+use crate::config::{Cut, TransferRule};
+use crate::error::{Applied, EventError, Rejection};
+use crate::event::{Arrival, ClusterAction, Role};
+use crate::id::{Attempt, MachineId, Order};
+use crate::leg::{Command, Compute, Inbound, LegState, Outbound};
+use crate::placement::{Kv, Leg, Mode, Placement, Reserve, Seat, Step, Upto, Why};
+
+impl Cluster {
+    pub(super) fn arrive(
+        &mut self,
+        arrival: Arrival,
+        actions: &mut Vec<ClusterAction>,
+    ) -> Result<Applied, EventError> {
+        self.check_arrival(&arrival)?;
+        let admitted = self.admit(&arrival).and_then(|()| {
+            let ask = self.first_ask(&arrival);
+            policy(self.config.policy).pick(&self.view(), &ask).ok_or(Rejection::NoMachine)
+        });
+        let choice = match admitted {
+            Ok(choice) => choice,
+            Err(reason) => {
+                self.counters.rejected += 1;
+                actions.push(ClusterAction::Rejected { request: arrival.request, reason });
+                return Ok(Applied::Yes);
+            }
+        };
+        let request = Request {
+            arrival,
+            order: Order(self.arrivals),
+            attempt: Attempt(self.first_attempt(&arrival)),
+            faults: 0,
+            delivered: 0,
+            resumed_from: 0,
+            parked: false,
+            lost: false,
+            legs: [None; 2],
+            lease_due: None,
+        };
+        self.arrivals += 1;
+        let slot = self.requests.insert(request);
+        self.place(slot, choice, actions);
+        self.touch_lease(slot);
+        Ok(Applied::Yes)
+    }
+
+    fn check_arrival(&self, arrival: &Arrival) -> Result<(), EventError> {
+        if self.requests.find(arrival.request).is_some() {
+            return Err(EventError::DuplicateRequest(arrival.request));
+        }
+        if arrival.prompt_tokens == 0 || arrival.max_new_tokens == 0 {
+            return Err(EventError::EmptyRequest(arrival.request));
+        }
+        match arrival.pin_token {
+            Some(pin) if pin as usize >= self.machines.len() => Err(EventError::UnknownMachine(pin)),
+            _ => Ok(()),
+        }
+    }
+
+    fn admit(&self, arrival: &Arrival) -> Result<(), Rejection> {
+        let total = u64::from(arrival.prompt_tokens) + u64::from(arrival.max_new_tokens);
+        if self.requests.len() >= self.config.requests_max as usize {
+            return Err(Rejection::RequestsMax);
+        }
+        if self.parked_by_class.contains_key(&arrival.class) {
+            return Err(Rejection::Overloaded);
+        }
+        if self.kv_capacity_tokens_max == 0 {
+            return Err(Rejection::NoMachine);
+        }
+        if total > self.kv_capacity_tokens_max {
+            return Err(Rejection::TooLarge);
+        }
+        let Some(pin) = arrival.pin_token else { return Ok(()) };
+        let entry = &self.machines[pin as usize];
+        if entry.state != MachineState::Up {
+            return Err(Rejection::PinUnavailable);
+        }
+        if total > entry.kv_capacity_tokens { Err(Rejection::TooLarge) } else { Ok(()) }
+    }
+
+    /// 1, unless an earlier request of this id still has blocks somewhere: its messages must stay recognisable.
+    fn first_attempt(&self, arrival: &Arrival) -> u32 {
+        let of = |attempt| (crate::id::LegKey { request: arrival.request, attempt }, 0);
+        let earlier = self.closing.range(of(Attempt(0))..of(Attempt(u32::MAX)));
+        earlier.last().map_or(1, |((key, _), _)| key.attempt.0 + 1)
+    }
+
+    fn first_ask(&self, arrival: &Arrival) -> Ask {
+        Ask {
+            prompt_tokens: arrival.prompt_tokens,
+            total_tokens_max: u64::from(arrival.prompt_tokens) + u64::from(arrival.max_new_tokens),
+            order: Order(self.arrivals),
+            attempt: 1,
+            pin_token: arrival.pin_token,
+        }
+    }
+
+    /// What a policy is asked for a request that was accepted before.
+    pub(super) fn ask(&self, slot: u32) -> Ask {
+        let request = self.requests.get(slot);
+        let arrival = &request.arrival;
+        let pin_up = |&pin: &u32| self.machines[pin as usize].state == MachineState::Up;
+        Ask {
+            prompt_tokens: request.prompt_tokens(),
+            total_tokens_max: u64::from(arrival.prompt_tokens) + u64::from(arrival.max_new_tokens),
+            order: request.order,
+            attempt: request.attempt.0,
+            // Where the pinned machine is gone, any will do: an accepted request is not dropped.
+            pin_token: arrival.pin_token.filter(pin_up),
+        }
+    }
+
+    /// What a placement would be, without making it.
+    ///
+    /// # Errors
+    /// As an arrival; the rejection is the inner error.
+    pub fn dry_run(&self, arrival: &Arrival) -> Result<Result<Placement, Rejection>, EventError> {
+        self.check_arrival(arrival)?;
+        Ok(self.admit(arrival).and_then(|()| {
+            let ask = self.first_ask(arrival);
+            let choice = policy(self.config.policy).pick(&self.view(), &ask).ok_or(Rejection::NoMachine)?;
+            let legs = self.cut(choice, arrival.prompt_tokens);
+            Ok(Placement {
+                request: arrival.request,
+                attempt: Attempt(self.first_attempt(arrival)),
+                legs: legs.map(|leg| leg.map(|leg| self.told(&leg))),
+                why: self.why(choice),
+            })
+        }))
+    }
+
+    /// Applies a choice to an accepted request: pool moves, bookings, commands.
+    pub(super) fn place(&mut self, slot: u32, choice: Choice, actions: &mut Vec<ClusterAction>) {
+        let why = self.why(choice);
+        for pick in [choice.prompt, choice.token] {
+            self.move_if_borrowed(pick.machine, pick.step, actions);
+        }
+        let mut legs = self.cut(choice, self.requests.get(slot).prompt_tokens());
+        for leg in legs.iter_mut().flatten() {
+            self.book(leg);
+        }
+        let request = self.requests.get_mut(slot);
+        request.legs = legs;
+        let placed = (request.arrival.request, request.attempt);
+        self.command_first(slot, actions);
+        self.counters.placed += 1;
+        actions.push(ClusterAction::Placed(Placement {
+            request: placed.0,
+            attempt: placed.1,
+            legs: legs.map(|leg| leg.map(|leg| self.told(&leg))),
+            why,
+        }));
+    }
+
+    /// Cuts a request into legs for the chosen pair.
+    fn cut(&self, choice: Choice, prompt_tokens: u32) -> [Option<WatchedLeg>; 2] {
+        let id = |machine: u32| Some(self.machines[machine as usize].id);
+        let (prompt, token) = (choice.prompt.machine, choice.token.machine);
+        let first = WatchedLeg {
+            machine: id(prompt),
+            start: 0,
+            upto: Upto::End,
+            mode: None,
+            state: LegState::QUEUED,
+            booking: Booking {
+                prefill_tokens: prompt_tokens,
+                prefills: true,
+                decodes: true,
+                kv_tokens: prompt_tokens.saturating_add(1),
+                sent: false,
+            },
+        };
+        if prompt == token {
+            return [Some(first), None];
+        }
+        let at = match self.config.cut {
+            Cut::AtPrompt => prompt_tokens,
+            // A prompt of one token has nothing before the last.
+            Cut::BeforeLast => prompt_tokens.saturating_sub(1).max(1),
+        };
+        let source = WatchedLeg {
+            upto: Upto::Position(at),
+            booking: Booking { prefill_tokens: at, decodes: false, ..first.booking },
+            ..first
+        };
+        let rest = prompt_tokens - at;
+        let destination = WatchedLeg {
+            machine: id(token),
+            start: at,
+            mode: Some(self.transfer_mode(prompt, token, at)),
+            state: LegState {
+                compute: Compute::Waiting,
+                inbound: Inbound::Reserving,
+                outbound: Outbound::None,
+            },
+            booking: Booking { prefill_tokens: rest, prefills: rest > 0, ..first.booking },
+            ..first
+        };
+        [Some(source), Some(destination)]
+    }
+
+    /// Serialized where the bytes take less time than what layer-wise transfer costs at any size (Splitwise,
+    /// section IV-C: the slower network card of the pair, the larger fixed cost).
+    fn transfer_mode(&self, prompt: u32, token: u32, tokens: u32) -> Mode {
+        let links = (self.machines[prompt as usize].link, self.machines[token as usize].link);
+        let serialized = match self.config.transfer {
+            _ if self.config.reserve == Reserve::AtSourceDone => true,
+            TransferRule::Serialized => true,
+            TransferRule::LayerWise => false,
+            TransferRule::Auto => match (self.config.kv_bytes_per_token, links) {
+                (Some(kv_bytes), (Some(from), Some(to))) => {
+                    let fixed_ns = u128::from(from.fixed_cost_ns.max(to.fixed_cost_ns));
+                    let bytes_per_s = u128::from(from.bytes_per_s.min(to.bytes_per_s));
+                    u128::from(tokens) * u128::from(kv_bytes) * 1_000_000_000 < fixed_ns * bytes_per_s
+                }
+                _ => tokens < self.config.layer_wise_from_tokens,
+            },
+        };
+        if serialized { Mode::Serialized } else { Mode::LayerWise }
+    }
+
+    fn why(&self, choice: Choice) -> Why {
+        let view = self.view();
+        let prompt = choice.prompt.machine;
+        let pool = self.machines[prompt as usize].pool;
+        let next = self.pools.index(pool, Side::Prompt).least_except(prompt);
+        Why {
+            prompt_step: choice.prompt.step,
+            token_step: choice.token.step,
+            prompt_load: view.load(prompt, Side::Prompt),
+            token_load: view.load(choice.token.machine, Side::Token),
+            runner_up: next.map(|key| (key.machine(), view.load(key.machine(), Side::Prompt))),
+        }
+    }
+
+    /// A leg as placements tell it.
+    fn told(&self, leg: &WatchedLeg) -> Leg {
+        let kv = match leg.mode {
+            Some(mode) => Kv::From { mode, reserve: self.config.reserve },
+            None => Kv::None,
+        };
+        let machine = leg.machine.map_or(Seat::Later, Seat::Fixed);
+        Leg { machine, start: leg.start, upto: leg.upto, kv }
+    }
+
+    pub(super) fn book(&mut self, leg: &mut WatchedLeg) {
+        if let Some(machine) = leg.machine {
+            self.entry(machine.index).book(&leg.booking);
+            self.refresh(machine.index);
+        }
+    }
+
+    /// A machine chosen from the other side's pool joins the mixed pool.
+    pub(super) fn move_if_borrowed(&mut self, machine: u32, step: Step, actions: &mut Vec<ClusterAction>) {
+        let now = self.now;
+        let entry = &mut self.machines[machine as usize];
+        if step != Step::Opposite || entry.pool == Role::Mixed {
+            return;
+        }
+        let from = entry.pool;
+        entry.pool = Role::Mixed;
+        entry.mixed_since = now;
+        let id = entry.id;
+        self.pools.leave(from, machine);
+        self.pools.enter(Role::Mixed, machine);
+        self.refresh(machine);
+        self.counters.to_mixed += 1;
+        actions.push(ClusterAction::Moved { machine: id, pool: Role::Mixed });
+    }
+
+    /// The commands of a new placement: the destination first, so that its grant can be early.
+    fn command_first(&mut self, slot: u32, actions: &mut Vec<ClusterAction>) {
+        if !self.is_managed() {
+            return;
+        }
+        if self.config.reserve == Reserve::AtArrival {
+            self.command_reserve(slot, actions);
+        }
+        let request = self.requests.get(slot);
+        let Some(mut first) = request.legs[0] else { return };
+        let Some(machine) = first.machine else { return };
+        let (key, order, work) = (request.key(), request.order, request.work(&first));
+        let compute = Command::Compute { key, order, work };
+        self.command(machine, Some(&mut first.booking), compute, actions);
+        self.requests.get_mut(slot).legs[0] = Some(first);
+        if self.config.reserve == Reserve::AtArrival {
+            self.command_send(slot, actions);
+        }
+    }
+
+    /// Reserve and Start at the second leg's machine.
+    pub(super) fn command_reserve(&mut self, slot: u32, actions: &mut Vec<ClusterAction>) {
+        let request = self.requests.get(slot);
+        let (Some(source), Some(mut second)) = (request.legs[0].and_then(|leg| leg.machine), request.legs[1])
+        else {
+            return;
+        };
+        let Some(machine) = second.machine else { return };
+        let (key, order, work) = (request.key(), request.order, request.work(&second));
+        let reserve = Command::Reserve { key, order, work, source };
+        self.command(machine, Some(&mut second.booking), reserve, actions);
+        self.command(machine, None, Command::Start { key }, actions);
+        self.requests.get_mut(slot).legs[1] = Some(second);
+    }
+
+    /// Tells the first leg's machine where its KV goes.
+    pub(super) fn command_send(&mut self, slot: u32, actions: &mut Vec<ClusterAction>) {
+        let request = self.requests.get(slot);
+        let [Some(first), Some(second)] = request.legs else { return };
+        let (Some(from), Some(to), Some(mode)) = (first.machine, second.machine, second.mode) else { return };
+        let key = request.key();
+        self.command(from, None, Command::Send { key, to, mode }, actions);
+    }
+
+    /// The machine's id at an index.
+    pub(super) fn id_of(&self, machine: u32) -> MachineId {
+        self.machines[machine as usize].id
+    }
+}

@@ -1,0 +1,126 @@
+//! The requests a Cluster has accepted: one slot each from acceptance to the end.
+
+use super::machines::Booking;
+use crate::event::Arrival;
+use crate::id::{Attempt, IdMap, LegKey, MachineId, Order, RequestId};
+use crate::leg::{LegState, Work};
+use crate::placement::{Mode, Upto};
+use crate::time::Time;
+
+/// A leg as the Cluster watches it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct WatchedLeg {
+    /// Where it runs; `None` while its place is to be found.
+    pub(crate) machine: Option<MachineId>,
+    pub(crate) start: u32,
+    pub(crate) upto: Upto,
+    /// How its KV comes, if it follows another leg.
+    pub(crate) mode: Option<Mode>,
+    pub(crate) state: LegState,
+    pub(crate) booking: Booking,
+}
+
+/// A live request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Request {
+    pub(crate) arrival: Arrival,
+    pub(crate) order: Order,
+    pub(crate) attempt: Attempt,
+    pub(crate) faults: u32,
+    /// Output tokens the client has. A next attempt starts after them.
+    pub(crate) delivered: u32,
+    /// Of these, the ones that were delivered before this attempt, and so belong to its prompt.
+    pub(crate) resumed_from: u32,
+    pub(crate) parked: bool,
+    /// A machine it needs was just lost; set and cleared within one event.
+    pub(crate) lost: bool,
+    pub(crate) legs: [Option<WatchedLeg>; 2],
+    pub(crate) lease_due: Option<Time>,
+}
+
+impl Request {
+    pub(crate) fn key(&self) -> LegKey {
+        LegKey { request: self.arrival.request, attempt: self.attempt }
+    }
+
+    /// Tokens to prefill in this attempt.
+    pub(crate) fn prompt_tokens(&self) -> u32 {
+        self.arrival.prompt_tokens + self.resumed_from
+    }
+
+    pub(crate) fn work(&self, leg: &WatchedLeg) -> Work {
+        Work {
+            prompt_tokens: self.prompt_tokens(),
+            start: leg.start,
+            upto: leg.upto,
+            max_new_tokens: self.arrival.max_new_tokens.saturating_sub(self.resumed_from).max(1),
+        }
+    }
+
+    /// Whether a leg waits for a machine.
+    pub(crate) fn is_unreserved(&self) -> bool {
+        self.legs.iter().flatten().any(|leg| leg.machine.is_none())
+    }
+}
+
+/// The table.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Requests {
+    slots: Vec<Option<Request>>,
+    vacant: Vec<u32>,
+    by_id: IdMap<RequestId, u32>,
+}
+
+impl Requests {
+    pub(crate) fn find(&self, id: RequestId) -> Option<u32> {
+        self.by_id.get(&id).copied()
+    }
+
+    /// The slot of a live attempt.
+    pub(crate) fn find_key(&self, key: LegKey) -> Option<u32> {
+        self.find(key.request).filter(|&slot| self.get(slot).attempt == key.attempt)
+    }
+
+    pub(crate) fn get(&self, slot: u32) -> &Request {
+        match &self.slots[slot as usize] {
+            Some(request) => request,
+            None => panic!("request slot {slot} is vacant"),
+        }
+    }
+
+    pub(crate) fn get_mut(&mut self, slot: u32) -> &mut Request {
+        match &mut self.slots[slot as usize] {
+            Some(request) => request,
+            None => panic!("request slot {slot} is vacant"),
+        }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.by_id.len()
+    }
+
+    pub(crate) fn insert(&mut self, request: Request) -> u32 {
+        let id = request.arrival.request;
+        let slot = if let Some(slot) = self.vacant.pop() {
+            self.slots[slot as usize] = Some(request);
+            slot
+        } else {
+            self.slots.push(Some(request));
+            self.slots.len() as u32 - 1
+        };
+        self.by_id.insert(id, slot);
+        slot
+    }
+
+    pub(crate) fn remove(&mut self, slot: u32) -> Option<Request> {
+        let request = self.slots[slot as usize].take()?;
+        self.by_id.remove(&request.arrival.request);
+        self.vacant.push(slot);
+        Some(request)
+    }
+
+    /// Live requests in slot order.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &Request)> {
+        self.slots.iter().enumerate().filter_map(|(slot, request)| Some((slot as u32, request.as_ref()?)))
+    }
+}

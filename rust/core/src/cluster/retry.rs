@@ -1,0 +1,150 @@
+//! Requests that wait: parked ones for a pair, unreserved legs for a destination. Waiting for memory never fails a
+//! request.
+
+use std::cmp::Reverse;
+
+use super::Cluster;
+use super::policies::policy;
+use super::requests::Request;
+use crate::error::Applied;
+use crate::event::{ClusterAction, Outcome};
+use crate::id::{LegKey, RequestId};
+use crate::leg::{Compute, Inbound};
+use crate::placement::Reserve;
+
+impl Cluster {
+    /// A destination has no room: undo the booking, find another, else let the leg wait unreserved while the source
+    /// runs on.
+    pub(super) fn refused(
+        &mut self,
+        from: Option<u32>,
+        key: LegKey,
+        actions: &mut Vec<ClusterAction>,
+    ) -> Applied {
+        if let Some(machine) = from {
+            if let Some(booking) = self.closing.remove(&(key, machine)) {
+                self.close(machine, &booking, actions);
+                return Applied::Yes;
+            }
+        }
+        let Some(slot) = self.requests.find_key(key) else { return self.late() };
+        let Some(mut leg) = self.requests.get(slot).legs[1] else { return self.late() };
+        let Some(machine) = leg.machine.filter(|id| Some(id.index) == from) else { return self.late() };
+        self.counters.refused += 1;
+        self.leave(slot, 1, actions);
+        leg.machine = None;
+        leg.booking.sent = false;
+        let request = self.requests.get_mut(slot);
+        request.legs[1] = Some(leg);
+        let order = request.order;
+        if !self.place_second(slot, Some(machine.index), actions) {
+            self.unreserved.insert((order, slot));
+        }
+        Applied::Yes
+    }
+
+    /// Finds a machine for a second leg that has none. Returns whether it did.
+    fn place_second(&mut self, slot: u32, refused_by: Option<u32>, actions: &mut Vec<ClusterAction>) -> bool {
+        let request = self.requests.get(slot);
+        let [Some(first), Some(mut second)] = request.legs else { return false };
+        let ask = self.ask(slot);
+        let source = first.machine.map(|id| id.index);
+        let except: Vec<u32> = [source, refused_by].into_iter().flatten().collect();
+        let Some(pick) = policy(self.config.policy).place_later(&self.view(), &ask, &except) else {
+            return false;
+        };
+        self.move_if_borrowed(pick.machine, pick.step, actions);
+        second.machine = Some(self.id_of(pick.machine));
+        second.state.inbound = Inbound::Reserving;
+        self.book(&mut second);
+        self.requests.get_mut(slot).legs[1] = Some(second);
+        if self.config.reserve == Reserve::AtArrival || first.state.compute == Compute::Held {
+            self.command_reserve(slot, actions);
+            self.command_send(slot, actions);
+        }
+        true
+    }
+
+    /// Puts an accepted request without legs in line.
+    pub(super) fn park(&mut self, slot: u32, actions: &mut Vec<ClusterAction>) {
+        let request = self.requests.get_mut(slot);
+        request.parked = true;
+        let (arrival, order) = (request.arrival, request.order);
+        self.parked.insert((Reverse(arrival.priority), order, slot));
+        *self.parked_by_class.entry(arrival.class).or_insert(0) += 1;
+        self.counters.parked += 1;
+        actions.push(ClusterAction::Parked { request: arrival.request });
+    }
+
+    pub(super) fn unpark(&mut self, request: &Request, slot: u32) {
+        self.parked.remove(&(Reverse(request.arrival.priority), request.order, slot));
+        let class = request.arrival.class;
+        if let Some(count) = self.parked_by_class.get_mut(&class) {
+            *count -= 1;
+            if *count == 0 {
+                self.parked_by_class.remove(&class);
+            }
+        }
+    }
+
+    /// Tries everything that waits, in line; stops at the first parked request that finds no place.
+    pub(super) fn retry(&mut self, actions: &mut Vec<ClusterAction>) {
+        if self.parked.is_empty() && self.unreserved.is_empty() {
+            return;
+        }
+        self.retried_at = self.now;
+        while let Some(&(_, slot)) = self.unreserved.first() {
+            let order = self.requests.get(slot).order;
+            if !self.place_second(slot, None, actions) {
+                break;
+            }
+            self.unreserved.remove(&(order, slot));
+        }
+        while let Some(&(_, _, slot)) = self.parked.first() {
+            let ask = self.ask(slot);
+            let Some(choice) = policy(self.config.policy).pick(&self.view(), &ask) else { break };
+            let request = self.requests.get_mut(slot);
+            request.parked = false;
+            let parked = request.clone();
+            self.unpark(&parked, slot);
+            self.place(slot, choice, actions);
+        }
+    }
+
+    pub(super) fn tick(&mut self, actions: &mut Vec<ClusterAction>) -> Applied {
+        while let Some(&(due, slot)) = self.leases.first().filter(|(due, _)| *due <= self.now) {
+            self.leases.remove(&(due, slot));
+            self.requests.get_mut(slot).lease_due = None;
+            for at in 0..2 {
+                self.give_up(slot, at, actions);
+            }
+            self.counters.failed += 1;
+            self.end(slot, Outcome::Expired, actions);
+        }
+        while let Some(&(due, machine)) = self.held_in_mixed.first().filter(|(due, _)| *due <= self.now) {
+            self.held_in_mixed.remove(&(due, machine));
+            self.go_home(machine, actions);
+        }
+        if self.next_deadline().is_some_and(|due| due <= self.now) {
+            self.retry(actions);
+        }
+        Applied::Yes
+    }
+
+    /// A call touched the request: its lease starts anew.
+    pub(super) fn touch_lease(&mut self, slot: u32) {
+        let Some(lease_ns) = self.config.lease_ns else { return };
+        let due = self.now.after(lease_ns);
+        let request = self.requests.get_mut(slot);
+        if let Some(old) = request.lease_due.replace(due) {
+            self.leases.remove(&(old, slot));
+        }
+        self.leases.insert((due, slot));
+    }
+
+    pub(super) fn renew(&mut self, request: RequestId) -> Applied {
+        let Some(slot) = self.requests.find(request) else { return self.late() };
+        self.touch_lease(slot);
+        Applied::Yes
+    }
+}

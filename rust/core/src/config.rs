@@ -1,0 +1,273 @@
+//! Every threshold, named after what it limits. Defaults are the Splitwise paper's where it gives one.
+
+use std::fmt;
+
+use crate::placement::Reserve;
+
+/// One second, for defaults.
+pub const SECOND_NS: u64 = 1_000_000_000;
+
+/// Who carries out placements.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
+pub enum Level {
+    /// Our own [`crate::machine::Machine`]s: the Cluster sends commands and hears notices and reports.
+    Managed,
+    /// An embedder's engines: the Cluster only places, and hears facts by call.
+    External,
+}
+
+/// When a machine leaves the mixed pool.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
+pub enum MixedReturn {
+    /// When no work of the opposite kind is left, bookings on their way included (the paper).
+    Drained,
+    /// When it has no work at all (the public simulator).
+    Idle,
+}
+
+/// How a placement's transfer mode is chosen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
+pub enum TransferRule {
+    /// Serialized where the bytes take less time than the fixed cost of layer-wise transfer.
+    Auto,
+    /// Always after prefill.
+    Serialized,
+    /// Always during prefill.
+    LayerWise,
+}
+
+/// Where a split placement is cut.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
+pub enum Cut {
+    /// After the whole prompt: the prompt machine samples the first token (Splitwise).
+    AtPrompt,
+    /// Before the last prompt token: the token machine samples it (Microserving).
+    BeforeLast,
+}
+
+/// The policies, each one file in `cluster/policies`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
+pub enum PolicyKind {
+    /// Pairs over prompt, token and mixed pools (Splitwise, section IV-A).
+    Splitwise,
+    /// Unsplit: the least booked machine runs the whole request (the paper's baseline).
+    Jsq,
+    /// Fewest requests on each side.
+    LeastRequests,
+    /// In turn on each side.
+    RoundRobin,
+    /// The less loaded of two drawn machines on each side.
+    PowerOfTwo,
+}
+
+impl PolicyKind {
+    /// Every policy and its name.
+    pub const ALL: [(Self, &'static str); 5] = [
+        (Self::Splitwise, "splitwise"),
+        (Self::Jsq, "jsq"),
+        (Self::LeastRequests, "least-requests"),
+        (Self::RoundRobin, "round-robin"),
+        (Self::PowerOfTwo, "power-of-two"),
+    ];
+
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Splitwise => "splitwise",
+            Self::Jsq => "jsq",
+            Self::LeastRequests => "least-requests",
+            Self::RoundRobin => "round-robin",
+            Self::PowerOfTwo => "power-of-two",
+        }
+    }
+}
+
+/// Options of a [`crate::cluster::Cluster`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct ClusterConfig {
+    /// Who carries out placements.
+    pub level: Level,
+    /// How machines are chosen.
+    pub policy: PolicyKind,
+    /// A prompt machine with work is over when its booked load and the prompt exceed this.
+    pub prompt_pending_tokens_max: u64,
+    /// A token machine is over when its KV tokens, the prompt and one exceed this share of its capacity, in
+    /// thousandths.
+    pub kv_fill_max_permille: u32,
+    /// When a machine leaves the mixed pool.
+    pub mixed_return: MixedReturn,
+    /// A machine stays in the mixed pool at least this long.
+    pub mixed_hold_ns: u64,
+    /// When destinations reserve.
+    pub reserve: Reserve,
+    /// Where placements are cut.
+    pub cut: Cut,
+    /// How the transfer mode is chosen.
+    pub transfer: TransferRule,
+    /// KV bytes of one token on one machine; unknown sends `transfer` to `layer_wise_from_tokens`.
+    pub kv_bytes_per_token: Option<u64>,
+    /// With unknown bandwidth or KV size, `Auto` is layer-wise from this prompt length on.
+    pub layer_wise_from_tokens: u32,
+    /// Live requests at most.
+    pub requests_max: u32,
+    /// Tries of one request at most; only faults count.
+    pub attempts_max: u32,
+    /// Parked requests and unreserved legs are tried again at least this often.
+    pub retry_interval_ns: u64,
+    /// `External` only: a placement that no call has touched for this long is expired.
+    pub lease_ns: Option<u64>,
+    /// Seed of every draw.
+    pub seed: u64,
+}
+
+impl Default for ClusterConfig {
+    fn default() -> Self {
+        Self {
+            level: Level::Managed,
+            policy: PolicyKind::Splitwise,
+            prompt_pending_tokens_max: 8192,
+            kv_fill_max_permille: 950,
+            mixed_return: MixedReturn::Drained,
+            mixed_hold_ns: 0,
+            reserve: Reserve::AtArrival,
+            cut: Cut::AtPrompt,
+            transfer: TransferRule::Auto,
+            kv_bytes_per_token: None,
+            layer_wise_from_tokens: 512,
+            requests_max: 1_000_000,
+            attempts_max: 4,
+            retry_interval_ns: SECOND_NS,
+            lease_ns: None,
+            seed: 0,
+        }
+    }
+}
+
+/// Options of a [`crate::machine::Machine`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct MachineConfig {
+    /// KV blocks it owns.
+    pub blocks: u32,
+    /// Tokens in a block.
+    pub block_tokens: u32,
+    /// Prompt tokens and decodes in one pass; the first item always fits.
+    pub batch_tokens_max: u32,
+    /// Requests in one pass.
+    pub batch_requests_max: u32,
+    /// A decode that sat out this many passes in a row goes before prompts.
+    pub sit_out_max: u32,
+    /// A decode evicted this often is spared unless all candidates are.
+    pub evictions_max: u32,
+    /// Time between reports.
+    pub report_interval_ns: u64,
+    /// Blocks that only incoming handoffs may take; `None`: as many as the largest handoff seen so far needs.
+    pub handoff_floor_blocks: Option<u32>,
+    /// Transfers a source runs at once; further ones wait in order. `None`: no bound.
+    pub sends_max: Option<u32>,
+    /// Grants a destination has outstanding at once; further ones wait in order. `None`: no bound.
+    pub receives_max: Option<u32>,
+}
+
+impl Default for MachineConfig {
+    fn default() -> Self {
+        Self {
+            blocks: 1,
+            block_tokens: 16,
+            batch_tokens_max: 2048,
+            batch_requests_max: 512,
+            sit_out_max: 4,
+            evictions_max: 4,
+            report_interval_ns: SECOND_NS,
+            handoff_floor_blocks: None,
+            sends_max: None,
+            receives_max: None,
+        }
+    }
+}
+
+/// An option outside its range.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ConfigError {
+    /// Which option.
+    pub option: &'static str,
+    /// What would have been accepted.
+    pub expected: &'static str,
+    /// What was given.
+    pub got: u64,
+}
+
+impl fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: expected {}, got {}", self.option, self.expected, self.got)
+    }
+}
+
+impl std::error::Error for ConfigError {}
+
+/// `Err` unless `holds`.
+fn require(
+    holds: bool,
+    option: &'static str,
+    expected: &'static str,
+    got: impl Into<u64>,
+) -> Result<(), ConfigError> {
+    if holds { Ok(()) } else { Err(ConfigError { option, expected, got: got.into() }) }
+}
+
+impl ClusterConfig {
+    /// Checks every option.
+    ///
+    /// # Errors
+    /// The first option outside its range.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        let fill = self.kv_fill_max_permille;
+        require(
+            self.prompt_pending_tokens_max > 0,
+            "prompt_pending_tokens_max",
+            "at least 1",
+            self.prompt_pending_tokens_max,
+        )?;
+        require((1..=1000).contains(&fill), "kv_fill_max_permille", "1 to 1000", fill)?;
+        require(self.requests_max > 0, "requests_max", "at least 1", self.requests_max)?;
+        require(self.attempts_max > 0, "attempts_max", "at least 1", self.attempts_max)?;
+        require(self.retry_interval_ns > 0, "retry_interval_ns", "at least 1", self.retry_interval_ns)?;
+        require(self.lease_ns != Some(0), "lease_ns", "at least 1", 0_u64)?;
+        require(
+            self.lease_ns.is_none() || self.level == Level::External,
+            "lease_ns",
+            "no lease at the managed level",
+            self.lease_ns.unwrap_or(0),
+        )
+    }
+}
+
+impl MachineConfig {
+    /// Checks every option.
+    ///
+    /// # Errors
+    /// The first option outside its range.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        require(self.blocks > 0, "blocks", "at least 1", self.blocks)?;
+        require(self.block_tokens > 0, "block_tokens", "at least 1", self.block_tokens)?;
+        require(self.batch_tokens_max > 0, "batch_tokens_max", "at least 1", self.batch_tokens_max)?;
+        require(self.batch_requests_max > 0, "batch_requests_max", "at least 1", self.batch_requests_max)?;
+        require(self.sit_out_max > 0, "sit_out_max", "at least 1", self.sit_out_max)?;
+        require(self.report_interval_ns > 0, "report_interval_ns", "at least 1", self.report_interval_ns)?;
+        require(self.sends_max != Some(0), "sends_max", "at least 1", 0_u64)?;
+        require(self.receives_max != Some(0), "receives_max", "at least 1", 0_u64)?;
+        let floor = self.handoff_floor_blocks.unwrap_or(0);
+        require(floor <= self.blocks, "handoff_floor_blocks", "at most the machine's blocks", floor)
+    }
+
+    /// KV tokens that fit.
+    pub fn capacity_tokens(&self) -> u64 {
+        u64::from(self.blocks) * u64::from(self.block_tokens)
+    }
+}

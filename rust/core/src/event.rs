@@ -1,0 +1,301 @@
+//! What goes into the two state machines and what comes out.
+
+use crate::error::Rejection;
+use crate::id::{AssignmentSeq, LegKey, MachineId, Order, RequestId};
+use crate::leg::{Command, Notice, Peer};
+use crate::placement::{Mode, Placement};
+
+/// A machine's home pool.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
+pub enum Role {
+    /// Prefills.
+    Prompt,
+    /// Decodes.
+    Token,
+    /// Does both.
+    Mixed,
+}
+
+/// A request that arrives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct Arrival {
+    /// Unique among live requests.
+    pub request: RequestId,
+    /// Tokens of the prompt, at least 1.
+    pub prompt_tokens: u32,
+    /// Cap on output tokens, at least 1. Used to refuse what can never fit, for nothing else.
+    pub max_new_tokens: u32,
+    /// Class of the service objective: parked work turns away new arrivals of its own class only.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub class: u32,
+    /// Higher goes first among the parked of all classes.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub priority: i32,
+    /// Whether the request may go on elsewhere after a fault.
+    #[cfg_attr(feature = "serde", serde(default = "yes"))]
+    pub resumable: bool,
+    /// Index of the machine that must decode it.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub pin_token: Option<u32>,
+}
+
+#[cfg(feature = "serde")]
+fn yes() -> bool {
+    true
+}
+
+impl Arrival {
+    /// A plain request.
+    pub fn new(request: u64, prompt_tokens: u32, max_new_tokens: u32) -> Self {
+        Self {
+            request: RequestId(request),
+            prompt_tokens,
+            max_new_tokens,
+            class: 0,
+            priority: 0,
+            resumable: true,
+            pin_token: None,
+        }
+    }
+}
+
+/// A machine's network card as the transfer rule sees it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct Link {
+    /// Bytes a second.
+    pub bytes_per_s: u64,
+    /// What layer-wise transfer costs beyond prefill at any size.
+    pub fixed_cost_ns: u64,
+}
+
+/// A machine that joins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct Join {
+    /// The next free index, or a known index with a higher incarnation.
+    pub machine: MachineId,
+    /// Home pool.
+    pub role: Role,
+    /// KV tokens it can hold.
+    pub kv_capacity_tokens: u64,
+    /// Load is divided by this before machines are compared; 1 where all are alike.
+    pub speed_weight: u32,
+    /// Its network card, if known.
+    pub link: Option<Link>,
+}
+
+/// What happens to a [`crate::cluster::Cluster`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(tag = "type", rename_all = "snake_case"))]
+pub enum ClusterEvent {
+    /// A request arrives.
+    Arrive(Arrival),
+    /// The client gives a request up.
+    Cancel {
+        /// Which.
+        request: RequestId,
+    },
+    /// A machine joins its home pool. A higher incarnation replaces the lower, which is lost at once.
+    Join(Join),
+    /// A machine takes no new work.
+    Drain {
+        /// Which.
+        machine: MachineId,
+    },
+    /// A machine is gone. What it held is placed again.
+    Lose {
+        /// Which.
+        machine: MachineId,
+    },
+    /// A machine says something.
+    Notice {
+        /// Who.
+        from: MachineId,
+        /// What.
+        notice: Notice,
+    },
+    /// `External`: the embedder says something about a request, wherever it runs.
+    Fact(Notice),
+    /// `External`: these requests are still wanted.
+    Renew {
+        /// Which.
+        request: RequestId,
+    },
+    /// A deadline has come.
+    Tick,
+}
+
+/// How a request ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
+pub enum Outcome {
+    /// The engine said so.
+    Finished,
+    /// The client gave it up.
+    Cancelled,
+    /// It met `attempts_max` faults.
+    AttemptsMax,
+    /// A fault met a request that may not go on elsewhere.
+    NotResumable,
+    /// Its lease ran out.
+    Expired,
+}
+
+/// What a [`crate::cluster::Cluster`] wants done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(tag = "type", rename_all = "snake_case"))]
+pub enum ClusterAction {
+    /// A request has (new) machines.
+    Placed(Placement),
+    /// An arrival is turned away.
+    Rejected {
+        /// Which.
+        request: RequestId,
+        /// Why.
+        reason: Rejection,
+    },
+    /// An accepted request waits for room.
+    Parked {
+        /// Which.
+        request: RequestId,
+    },
+    /// `Managed`: tell a machine.
+    Command {
+        /// Whom.
+        to: MachineId,
+        /// The number its reports will name.
+        seq: AssignmentSeq,
+        /// What.
+        command: Command,
+    },
+    /// A request is over.
+    Ended {
+        /// Which.
+        request: RequestId,
+        /// How.
+        outcome: Outcome,
+    },
+    /// A machine changed pools.
+    Moved {
+        /// Which.
+        machine: MachineId,
+        /// Where to.
+        pool: Role,
+    },
+    /// A draining machine holds nothing any more.
+    Drained {
+        /// Which.
+        machine: MachineId,
+    },
+}
+
+/// What happens to a [`crate::machine::Machine`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(tag = "type", rename_all = "snake_case"))]
+pub enum MachineEvent {
+    /// The Cluster says something.
+    Command {
+        /// The assignment's number, named by later reports.
+        seq: AssignmentSeq,
+        /// What.
+        command: Command,
+    },
+    /// Another machine says something.
+    Peer {
+        /// Who.
+        from: MachineId,
+        /// What.
+        message: Peer,
+    },
+    /// The engine finished the running pass.
+    IterationDone {
+        /// Its number.
+        pass: u64,
+        /// The legs whose request ended in it: the only way the core learns of an end.
+        ended: Vec<LegKey>,
+    },
+    /// Transport: some layers of a leg are here.
+    LayersLanded {
+        /// Which leg.
+        key: LegKey,
+        /// How many so far.
+        layers: u16,
+        /// Of how many.
+        of: u16,
+    },
+    /// Transport: everything of a leg has been read here.
+    LocalDone {
+        /// Which leg.
+        key: LegKey,
+    },
+    /// Transport: a leg's transfer failed for good; nothing more will be written.
+    TransferFailed {
+        /// Which leg.
+        key: LegKey,
+    },
+    /// Transport: a stopped transfer writes no more.
+    Fenced {
+        /// Which leg.
+        key: LegKey,
+    },
+    /// The session with another machine ended for good: it writes no more.
+    PeerLost {
+        /// Which.
+        machine: MachineId,
+    },
+    /// A deadline has come.
+    Tick,
+}
+
+/// What a [`crate::machine::Machine`] wants done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(tag = "type", rename_all = "snake_case"))]
+pub enum MachineAction {
+    /// Tell the Cluster.
+    Notify {
+        /// What.
+        notice: Notice,
+    },
+    /// Tell another machine.
+    Peer {
+        /// Whom.
+        to: MachineId,
+        /// What.
+        message: Peer,
+    },
+    /// Engine: run the pass that [`crate::machine::Machine::plan`] describes.
+    Run {
+        /// Its number.
+        pass: u64,
+    },
+    /// Transport: move a leg's KV now.
+    Put(Put),
+    /// Transport: stop moving, and say `Fenced` when nothing is written any more.
+    StopPut {
+        /// Which leg.
+        key: LegKey,
+    },
+}
+
+/// A transfer to start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct Put {
+    /// Which leg.
+    pub key: LegKey,
+    /// Its request's place in line.
+    pub order: Order,
+    /// Where to.
+    pub to: MachineId,
+    /// KV tokens to move.
+    pub tokens: u32,
+    /// Layer-wise puts come with the pass whose layers they follow.
+    pub mode: Mode,
+}

@@ -1,0 +1,85 @@
+//! Names of things. Ids carry incarnation and attempt from the start, so that a late message can always be told from a live one.
+
+use std::hash::{BuildHasherDefault, Hasher};
+
+/// A request, named by the caller; unique among live requests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(transparent))]
+pub struct RequestId(pub u64);
+
+/// One try at running a request. A request that is placed again after a fault gets the next attempt, and whatever
+/// still arrives for the old one is late.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(transparent))]
+pub struct Attempt(pub u32);
+
+/// The legs of one attempt: what handoff messages are about. A machine holds at most one leg of an attempt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct LegKey {
+    /// Whose leg.
+    pub request: RequestId,
+    /// Of which attempt.
+    pub attempt: Attempt,
+}
+
+/// A machine: a dense index that names its place, and the incarnation now living there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct MachineId {
+    /// Place in the Cluster's table, from 0, without gaps.
+    pub index: u32,
+    /// Grows with every restart under the same index.
+    pub incarnation: u32,
+}
+
+/// Arrival order of a request at the Cluster: the key of every first-come-first-served queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(transparent))]
+pub struct Order(pub u64);
+
+/// Number of an assignment from the Cluster to one machine. A report says the last one it includes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(transparent))]
+pub struct AssignmentSeq(pub u64);
+
+/// A map from ids with a fixed hasher, for look-ups only: it is never iterated, so its order can leak nowhere.
+#[allow(clippy::disallowed_types)]
+pub(crate) type IdMap<K, V> = std::collections::HashMap<K, V, BuildHasherDefault<IdHasher>>;
+
+/// Mixes whole words by multiplication with an odd constant; ids are small integers, not hostile strings.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct IdHasher(u64);
+
+impl Hasher for IdHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for &byte in bytes {
+            self.write_u64(u64::from(byte));
+        }
+    }
+
+    fn write_u32(&mut self, word: u32) {
+        self.write_u64(u64::from(word));
+    }
+
+    fn write_u64(&mut self, word: u64) {
+        let mixed = (self.0.rotate_left(23) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        // The table takes its bucket from the low bits, where a product is weakest.
+        self.0 = mixed ^ (mixed >> 32);
+    }
+}
+
+/// A draw that depends on its arguments alone: there is no generator state to advance, so a rejected event leaves
+/// the next draw as it was. The finaliser of splitmix64 over the mixed words.
+pub(crate) fn draw(seed: u64, order: Order, counter: u64) -> u64 {
+    let mut word = seed
+        .wrapping_add(order.0.wrapping_mul(0x9e37_79b9_7f4a_7c15))
+        .wrapping_add(counter.wrapping_mul(0xd1b5_4a32_d192_ed03));
+    word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    word ^ (word >> 31)
+}

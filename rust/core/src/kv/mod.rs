@@ -1,0 +1,5 @@
+//! KV blocks of one machine.
+
+mod pool;
+
+pub use pool::{BlockId, BlockPool, BlockTable, OutOfBlocks};

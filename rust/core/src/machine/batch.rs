@@ -1,0 +1,247 @@
+//! The one batch rule (Splitwise, section IV-B): which legs run in the next pass, and who gives way when blocks
+//! run out.
+//!
+//! A pass holds at most `batch_tokens_max` tokens (prompt tokens, and one for each decode) and `batch_requests_max`
+//! requests; the first item always fits, so a longer prompt runs alone. It is filled with
+//! 1. decodes that sat out `sit_out_max` passes in a row,
+//! 2. prompts, first come first, up to the first that does not fit,
+//! 3. decodes that sat out the last pass, oldest first,
+//! 4. the other decodes by arrival.
+//!
+//! Joins and pauses happen between passes only. A paused decode keeps its blocks; an evicted one loses them and is
+//! recomputed. The two have two counters.
+
+use super::plan::Prefill;
+use super::{Machine, Queued};
+use crate::event::{MachineAction, Put};
+use crate::id::{LegKey, Order};
+use crate::leg::{Compute, Notice, Outbound};
+use crate::placement::Mode;
+
+/// A decoding leg. The list is dense and in arrival order, since every pass walks it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Decode {
+    pub(crate) order: Order,
+    pub(crate) key: LegKey,
+    pub(crate) slot: u32,
+    /// Prompt and output tokens so far; the next pass needs room for as many.
+    pub(crate) kv_tokens: u32,
+    /// Tokens its blocks hold.
+    pub(crate) room_tokens: u32,
+    /// Passes in a row it was left out of.
+    pub(super) sat_out: u32,
+    pub(super) evictions: u32,
+    /// It is in the pass being built or run.
+    pub(super) runs: bool,
+    /// Its request ended in the running pass, or it was aborted during it.
+    pub(super) ends: bool,
+}
+
+/// What is left of a pass.
+struct Budget {
+    tokens: u32,
+    requests: u32,
+    empty: bool,
+}
+
+impl Budget {
+    /// Takes `tokens` if they fit; the first item always does.
+    fn take(&mut self, tokens: u32) -> bool {
+        if self.requests == 0 || (tokens > self.tokens && !self.empty) {
+            return false;
+        }
+        self.tokens = self.tokens.saturating_sub(tokens);
+        self.requests -= 1;
+        self.empty = false;
+        true
+    }
+}
+
+impl Machine {
+    /// Builds the next pass and asks for it, unless one is running or there is nothing to run.
+    pub(super) fn start_pass(&mut self, actions: &mut Vec<MachineAction>) {
+        if self.running || (self.queue.is_empty() && self.decodes.is_empty()) {
+            return;
+        }
+        self.plan.clear();
+        let mut budget = Budget {
+            tokens: self.config.batch_tokens_max,
+            requests: self.config.batch_requests_max,
+            empty: true,
+        };
+        if self.sitting_out > 0 {
+            self.take_starved(&mut budget);
+        }
+        if !self.queue.is_empty() {
+            self.take_prompts(&mut budget);
+        }
+        self.take_decodes(&mut budget);
+        self.grow(actions);
+        self.list_decodes();
+        if self.plan.is_empty() {
+            return;
+        }
+        self.running = true;
+        self.plan.pass += 1;
+        self.attach_puts();
+        actions.push(MachineAction::Run { pass: self.plan.pass });
+    }
+
+    fn take_starved(&mut self, budget: &mut Budget) {
+        let limit = self.config.sit_out_max;
+        for decode in self.decodes.iter_mut().filter(|decode| decode.sat_out >= limit) {
+            decode.runs = budget.take(1);
+        }
+    }
+
+    fn take_prompts(&mut self, budget: &mut Budget) {
+        while let Some(&Queued { slot, .. }) = self.queue.front() {
+            let (start, tokens) = self.legs.get(slot).prefill();
+            let fits = budget.requests > 0 && (budget.empty || tokens <= budget.tokens);
+            if !fits || !self.make_room(slot) {
+                return;
+            }
+            budget.take(tokens);
+            self.queue.pop_front();
+            let leg = self.legs.get_mut(slot);
+            let samples = leg.work.samples_first() || leg.compute() == Compute::Evicted;
+            self.plan.prefills.push(Prefill { key: leg.key, start, tokens, samples, slot });
+            self.plan.prompt_tokens += tokens;
+            leg.set(|state| state.compute = Compute::Prefilling);
+        }
+    }
+
+    /// Blocks for a prompt, if they can be had without taking the handoff floor or the blocks that running decodes
+    /// need in this very pass. An otherwise empty machine gives everything, so that one request can always finish.
+    fn make_room(&mut self, slot: u32) -> bool {
+        let leg = self.legs.get(slot);
+        let wanted = self.blocks_for(leg.prefill_room_tokens()).saturating_sub(leg.table.len());
+        if wanted == 0 {
+            return true;
+        }
+        if self.pool.held() + self.pool.quarantined() > 0 {
+            let growing = self.decodes.iter().filter(|decode| decode.kv_tokens > decode.room_tokens).count();
+            let kept = self.handoff_floor_blocks().saturating_add(growing as u32);
+            if wanted.saturating_add(kept) > self.pool.free() {
+                return false;
+            }
+        }
+        self.pool.allocate(wanted, &mut self.legs.get_mut(slot).table).is_ok()
+    }
+
+    fn take_decodes(&mut self, budget: &mut Budget) {
+        let waiting = self.decodes.iter().filter(|decode| !decode.runs).count() as u32;
+        if waiting <= budget.tokens.min(budget.requests) {
+            for decode in &mut self.decodes {
+                decode.runs = true;
+            }
+            return;
+        }
+        for pass_over_rested in [true, false] {
+            for decode in self.decodes.iter_mut().filter(|decode| !decode.runs) {
+                if pass_over_rested == (decode.sat_out > 0) {
+                    decode.runs = budget.take(1);
+                }
+            }
+        }
+    }
+
+    /// Gives each running decode the block its next token needs, oldest first; where none is free the youngest is
+    /// evicted.
+    fn grow(&mut self, actions: &mut Vec<MachineAction>) {
+        let mut index = 0;
+        while index < self.decodes.len() {
+            let decode = self.decodes[index];
+            if !decode.runs || decode.kv_tokens <= decode.room_tokens {
+                index += 1;
+                continue;
+            }
+            if self.pool.allocate(1, &mut self.legs.get_mut(decode.slot).table).is_ok() {
+                self.decodes[index].room_tokens += self.config.block_tokens;
+                index += 1;
+            } else if let Some(victim) = self.victim() {
+                self.evict(victim, actions);
+                // The victim may be this decode or an older one that had been spared before.
+                index = index.min(victim);
+            } else {
+                // The oldest is never taken: it sits this pass out and keeps what it has.
+                self.decodes[index].runs = false;
+                index += 1;
+            }
+        }
+    }
+
+    /// The youngest decode that has not been evicted too often, or the youngest if all have; never the oldest.
+    fn victim(&self) -> Option<usize> {
+        let limit = self.config.evictions_max;
+        let younger = 1..self.decodes.len();
+        younger.clone().rev().find(|&index| self.decodes[index].evictions < limit).or(younger.last())
+    }
+
+    fn evict(&mut self, index: usize, actions: &mut Vec<MachineAction>) {
+        let slot = self.leave_decodes(index);
+        let leg = self.legs.get_mut(slot);
+        leg.evictions += 1;
+        leg.set(|state| state.compute = Compute::Evicted);
+        self.pool.release(&mut leg.table);
+        self.counters.evicted += 1;
+        let notice = Notice::Evicted { key: leg.key, tokens: leg.kv_tokens };
+        let queued = Queued { order: leg.order, slot };
+        self.enqueue(queued);
+        actions.push(MachineAction::Notify { notice });
+    }
+
+    fn list_decodes(&mut self) {
+        for decode in self.decodes.iter().filter(|decode| decode.runs) {
+            self.plan.decodes.push(decode.key);
+            self.plan.context_tokens += u64::from(decode.kv_tokens);
+            self.plan.context_tokens_max = self.plan.context_tokens_max.max(decode.kv_tokens);
+        }
+    }
+
+    /// Layer-wise transfers whose grant is here start with the pass; the mode of the others is thereby serialized.
+    fn attach_puts(&mut self) {
+        for index in 0..self.plan.prefills.len() {
+            let slot = self.plan.prefills[index].slot;
+            let leg = self.legs.get(slot);
+            let Some((to, Mode::LayerWise)) = leg.to else { continue };
+            if leg.granted_by != Some(to) || leg.is_sending() || !self.take_send_place() {
+                continue;
+            }
+            let leg = self.legs.get_mut(slot);
+            leg.sends = true;
+            leg.set(|state| state.outbound = Outbound::Sending);
+            let tokens = leg.work.kv_tokens();
+            self.plan.puts.push(Put { key: leg.key, order: leg.order, to, tokens, mode: Mode::LayerWise });
+        }
+    }
+
+    /// Puts a leg into the prompt queue, by arrival: an evicted one goes ahead of younger work.
+    pub(super) fn enqueue(&mut self, queued: Queued) {
+        let at = self.queue.partition_point(|other| other.order < queued.order);
+        self.queue.insert(at, queued);
+    }
+
+    /// Puts a leg into the decode list, by arrival.
+    pub(super) fn join_decodes(&mut self, slot: u32) {
+        let leg = self.legs.get_mut(slot);
+        leg.set(|state| state.compute = Compute::Decoding);
+        let kv_tokens = leg.work.prompt_tokens + leg.generated;
+        self.kv_tokens += u64::from(kv_tokens);
+        self.kv_tokens -= u64::from(leg.kv_tokens);
+        leg.kv_tokens = 0;
+        let decode = Decode {
+            order: leg.order,
+            key: leg.key,
+            slot,
+            kv_tokens,
+            room_tokens: leg.table.len() * self.config.block_tokens,
+            sat_out: 0,
+            evictions: leg.evictions,
+            runs: false,
+            ends: false,
+        };
+        let at = self.decodes.partition_point(|other| other.order < decode.order);
+        self.decodes.insert(at, decode);
+    }
+}

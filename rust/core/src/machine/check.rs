@@ -1,0 +1,116 @@
+//! Recounts every invariant of a machine from scratch.
+
+use std::fmt;
+
+use super::Machine;
+use crate::leg::{Compute, Inbound};
+
+/// An invariant that does not hold: a bug in the machine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MachineFault(pub String);
+
+impl fmt::Display for MachineFault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for MachineFault {}
+
+/// `Err` unless `holds`.
+fn ensure(holds: bool, message: impl FnOnce() -> String) -> Result<(), MachineFault> {
+    if holds { Ok(()) } else { Err(MachineFault(message())) }
+}
+
+impl Machine {
+    /// Recounts blocks, tokens, places and queues, and compares with what is kept. O(blocks + legs).
+    ///
+    /// # Errors
+    /// The first invariant that does not hold.
+    pub fn check(&self) -> Result<(), MachineFault> {
+        self.check_blocks()?;
+        self.check_counts()?;
+        self.check_queues()
+    }
+
+    fn check_blocks(&self) -> Result<(), MachineFault> {
+        let mut owned = vec![false; self.pool.fresh() as usize];
+        let mut own = |block: crate::kv::BlockId| match owned.get_mut(block.0 as usize) {
+            Some(taken) if !*taken => {
+                *taken = true;
+                Ok(())
+            }
+            _ => Err(MachineFault(format!("block {} has two owners or was never allocated", block.0))),
+        };
+        self.pool.freed().iter().try_for_each(|&block| own(block))?;
+        let (mut held, mut quarantined) = (0, 0);
+        for (_, leg) in self.legs.iter() {
+            leg.table.blocks().iter().try_for_each(|&block| own(block))?;
+            let count = if leg.state.inbound == Inbound::Draining { &mut quarantined } else { &mut held };
+            *count += leg.table.len();
+        }
+        ensure(owned.iter().all(|&taken| taken), || "a used block is in no table and not free".into())?;
+        let pool = &self.pool;
+        ensure((held, quarantined) == (pool.held(), pool.quarantined()), || {
+            format!(
+                "{held} held, {quarantined} quarantined; the pool says {}, {}",
+                pool.held(),
+                pool.quarantined()
+            )
+        })?;
+        let sum = pool.free() + pool.held() + pool.cached() + pool.quarantined();
+        ensure(sum == pool.total(), || format!("{sum} blocks of {}", pool.total()))
+    }
+
+    fn check_counts(&self) -> Result<(), MachineFault> {
+        let mut kv_tokens: u64 = self.decodes.iter().map(|decode| u64::from(decode.kv_tokens)).sum();
+        let (mut granted, mut sending) = (0, 0);
+        for (_, leg) in self.legs.iter() {
+            ensure(leg.state.is_legal(), || format!("leg {:?} in {:?}", leg.key, leg.state))?;
+            if leg.compute() != Compute::Decoding {
+                kv_tokens += u64::from(leg.kv_tokens);
+            }
+            granted += u32::from(leg.granted);
+            sending += u32::from(leg.sends);
+        }
+        let kept = (self.kv_tokens, self.granted, self.sending);
+        ensure(kept == (kv_tokens, granted, sending), || {
+            format!("tokens, grants, sends: kept {kept:?}, counted {:?}", (kv_tokens, granted, sending))
+        })
+    }
+
+    fn check_queues(&self) -> Result<(), MachineFault> {
+        ensure(self.queue.iter().is_sorted_by_key(|queued| queued.order), || "prompts out of order".into())?;
+        ensure(self.decodes.is_sorted_by_key(|decode| decode.order), || "decodes out of order".into())?;
+        for queued in &self.queue {
+            let compute = self.legs.get(queued.slot).compute();
+            ensure(matches!(compute, Compute::Queued | Compute::Evicted), || {
+                format!("a leg that is {compute:?} is queued")
+            })?;
+        }
+        for decode in &self.decodes {
+            let leg = self.legs.get(decode.slot);
+            ensure(leg.compute() == Compute::Decoding && leg.key == decode.key, || {
+                format!("leg {:?} is {:?} and in the decode list", leg.key, leg.compute())
+            })?;
+            ensure(decode.room_tokens == leg.table.len() * self.config.block_tokens, || {
+                format!("leg {:?}: room {} for {} blocks", leg.key, decode.room_tokens, leg.table.len())
+            })?;
+        }
+        let decoding = self.legs.iter().filter(|(_, leg)| leg.compute() == Compute::Decoding).count();
+        let queued = self
+            .legs
+            .iter()
+            .filter(|(_, leg)| matches!(leg.compute(), Compute::Queued | Compute::Evicted))
+            .count();
+        ensure((queued, decoding) == (self.queue.len(), self.decodes.len()), || {
+            format!(
+                "{queued} queued, {decoding} decoding; lists have {}, {}",
+                self.queue.len(),
+                self.decodes.len()
+            )
+        })?;
+        let out = self.decodes.iter().filter(|decode| decode.sat_out > 0).count() as u32;
+        ensure(out == self.sitting_out, || format!("{out} sit out, kept {}", self.sitting_out))
+    }
+}

@@ -1,0 +1,296 @@
+//! The machine-level scheduler (MLS): queues, batches, KV blocks and its half of each handoff.
+//!
+//! One `Machine` per schedulable copy of the model. It never sees another machine's state, takes any work, and its
+//! batch rule follows from what it holds, so changing pools needs no message. It knows no role, no clock, no bytes.
+//!
+//! Invariants (recounted by [`Machine::check`]): free + held + cached + quarantined blocks = total and no block has
+//! two owners; every leg is in the structure its state names; the reported KV tokens equal a recount; decodes and
+//! prompts are in arrival order.
+
+mod abort;
+mod batch;
+mod check;
+mod handoff;
+mod legs;
+mod pass;
+mod plan;
+
+use std::collections::VecDeque;
+
+pub use check::MachineFault;
+pub use plan::{BatchPlan, Prefill};
+
+use crate::config::{ConfigError, MachineConfig};
+use crate::error::{Applied, EventError};
+use crate::event::{MachineAction, MachineEvent};
+use crate::id::{AssignmentSeq, LegKey, MachineId, Order};
+use crate::kv::BlockPool;
+use crate::leg::{Command, LegState, Notice, Report, Work};
+use crate::time::Time;
+use batch::Decode;
+use legs::Legs;
+
+/// What a machine has counted since it was made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct MachineCounters {
+    /// Messages about legs that are gone.
+    pub late: u64,
+    /// Decodes that lost their blocks.
+    pub evicted: u64,
+    /// Decodes that began to sit out.
+    pub paused: u64,
+    /// Reservations refused.
+    pub refused: u64,
+}
+
+/// A leg in the prompt queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Queued {
+    order: Order,
+    slot: u32,
+}
+
+/// The machine-level scheduler. `Clone` is a snapshot: the copy, given the same events, answers the same actions.
+#[derive(Debug, Clone)]
+pub struct Machine {
+    id: MachineId,
+    config: MachineConfig,
+    now: Time,
+    pool: BlockPool,
+    legs: Legs,
+    /// Legs that wait for a place as a prompt, by arrival.
+    queue: VecDeque<Queued>,
+    /// Legs that decode, by arrival.
+    decodes: Vec<Decode>,
+    /// Decodes with a pass missed.
+    sitting_out: u32,
+    /// The running pass, or the last one.
+    plan: BatchPlan,
+    running: bool,
+    /// KV tokens held or promised; what reports say.
+    kv_tokens: u64,
+    /// Blocks of the largest handoff so far: the default handoff floor.
+    handoff_blocks_seen_max: u32,
+    granted: u32,
+    grants_waiting: VecDeque<LegKey>,
+    sending: u32,
+    sends_waiting: VecDeque<LegKey>,
+    last_seq: AssignmentSeq,
+    last_report: Report,
+    reported_at: Time,
+    counters: MachineCounters,
+}
+
+impl Machine {
+    /// A machine with nothing to do.
+    ///
+    /// # Errors
+    /// The first option outside its range.
+    pub fn new(id: MachineId, config: MachineConfig) -> Result<Self, ConfigError> {
+        config.validate()?;
+        let mut machine = Self {
+            id,
+            config,
+            now: Time::ZERO,
+            pool: BlockPool::new(config.blocks),
+            legs: Legs::default(),
+            queue: VecDeque::new(),
+            decodes: Vec::new(),
+            sitting_out: 0,
+            plan: BatchPlan::default(),
+            running: false,
+            kv_tokens: 0,
+            handoff_blocks_seen_max: 0,
+            granted: 0,
+            grants_waiting: VecDeque::new(),
+            sending: 0,
+            sends_waiting: VecDeque::new(),
+            last_seq: AssignmentSeq(0),
+            last_report: Report::default(),
+            reported_at: Time::ZERO,
+            counters: MachineCounters::default(),
+        };
+        machine.last_report = machine.report();
+        Ok(machine)
+    }
+
+    /// Applies one event and appends what it wants done.
+    ///
+    /// A `now` below the last one seen is raised to it. An event about a leg that is gone is counted and answers
+    /// [`Applied::Late`].
+    ///
+    /// # Errors
+    /// [`EventError`] when the event contradicts what the machine holds; nothing has changed.
+    pub fn handle(
+        &mut self,
+        now: Time,
+        event: &MachineEvent,
+        actions: &mut Vec<MachineAction>,
+    ) -> Result<Applied, EventError> {
+        let before = self.now;
+        self.now = before.max(now);
+        match self.apply(event, actions) {
+            Ok(applied) => {
+                self.start_pass(actions);
+                Ok(applied)
+            }
+            Err(error) => {
+                self.now = before;
+                Err(error)
+            }
+        }
+    }
+
+    fn apply(
+        &mut self,
+        event: &MachineEvent,
+        actions: &mut Vec<MachineAction>,
+    ) -> Result<Applied, EventError> {
+        Ok(match *event {
+            MachineEvent::Command { seq, command } => {
+                let applied = self.command(command, seq, actions)?;
+                self.last_seq = self.last_seq.max(seq);
+                applied
+            }
+            MachineEvent::Peer { from, message } => self.peer(from, message, actions),
+            MachineEvent::IterationDone { pass, ref ended } => self.iteration_done(pass, ended, actions)?,
+            MachineEvent::LayersLanded { key, layers, of } => self.layers_landed(key, layers, of, actions),
+            MachineEvent::LocalDone { key } => self.local_done(key, actions),
+            MachineEvent::TransferFailed { key } => self.transfer_failed(key, actions),
+            MachineEvent::Fenced { key } => self.fenced(key, actions),
+            MachineEvent::PeerLost { machine } => self.peer_lost(machine, actions),
+            MachineEvent::Tick => self.tick(actions),
+        })
+    }
+
+    fn command(
+        &mut self,
+        command: Command,
+        seq: AssignmentSeq,
+        actions: &mut Vec<MachineAction>,
+    ) -> Result<Applied, EventError> {
+        Ok(match command {
+            Command::Reserve { key, order, work, source } => {
+                self.reserve(key, order, work, source, seq, actions)?
+            }
+            Command::Compute { key, order, work } => self.compute(key, order, work)?,
+            Command::Send { key, to, mode } => self.send(key, to, mode, actions),
+            Command::Start { key } => self.start(key),
+            Command::Abort { key } => self.abort(key, seq, actions),
+        })
+    }
+
+    fn compute(&mut self, key: LegKey, order: Order, work: Work) -> Result<Applied, EventError> {
+        self.check_new(key, work)?;
+        let slot = self.legs.insert(key, order, work, LegState::QUEUED);
+        self.kv_tokens += u64::from(work.kv_tokens());
+        self.enqueue(Queued { order, slot });
+        Ok(Applied::Yes)
+    }
+
+    fn check_new(&self, key: LegKey, work: Work) -> Result<(), EventError> {
+        if self.legs.find(key).is_some() {
+            return Err(EventError::DuplicateLeg(key));
+        }
+        let (tokens, capacity_tokens) = (work.kv_tokens(), self.config.capacity_tokens());
+        if u64::from(tokens) > capacity_tokens {
+            return Err(EventError::TooLarge { key, tokens, capacity_tokens });
+        }
+        Ok(())
+    }
+
+    fn tick(&mut self, actions: &mut Vec<MachineAction>) -> Applied {
+        if self.next_deadline().is_some_and(|due| due <= self.now) {
+            let report = self.riding_report();
+            actions.push(MachineAction::Notify { notice: Notice::Report(report) });
+        }
+        Applied::Yes
+    }
+
+    /// When the next Tick is due: the report interval after the last report, if there is something new to tell.
+    pub fn next_deadline(&self) -> Option<Time> {
+        (self.report() != self.last_report).then(|| self.reported_at.after(self.config.report_interval_ns))
+    }
+
+    /// The running pass, or the last one that ran.
+    pub fn plan(&self) -> &BatchPlan {
+        &self.plan
+    }
+
+    /// Whether a pass is running.
+    pub fn is_running(&self) -> bool {
+        self.running
+    }
+
+    /// What a report would say now.
+    pub fn report(&self) -> Report {
+        Report {
+            seq: self.last_seq,
+            kv_tokens: self.kv_tokens,
+            free_blocks: self.pool.free(),
+            legs: self.legs.len(),
+        }
+    }
+
+    /// Its name.
+    pub fn id(&self) -> MachineId {
+        self.id
+    }
+
+    /// Its options.
+    pub fn config(&self) -> &MachineConfig {
+        &self.config
+    }
+
+    /// Its blocks.
+    pub fn pool(&self) -> &BlockPool {
+        &self.pool
+    }
+
+    /// What it has counted.
+    pub fn counters(&self) -> MachineCounters {
+        self.counters
+    }
+
+    /// Whether it holds nothing at all.
+    pub fn is_idle(&self) -> bool {
+        self.legs.len() == 0
+    }
+
+    /// Prompts waiting and requests decoding.
+    pub fn queue_lengths(&self) -> (usize, usize) {
+        (self.queue.len(), self.decodes.len())
+    }
+
+    /// The state, order and blocks of a leg, if it is here.
+    pub fn leg(&self, key: LegKey) -> Option<(LegState, &crate::kv::BlockTable)> {
+        let leg = self.legs.get(self.legs.find(key)?);
+        Some((leg.state, &leg.table))
+    }
+
+    /// The keys of the legs here, in no particular order.
+    pub fn leg_keys(&self) -> impl Iterator<Item = LegKey> {
+        self.legs.iter().map(|(_, leg)| leg.key)
+    }
+
+    /// A report that goes out with this event: the interval starts anew.
+    fn riding_report(&mut self) -> Report {
+        self.last_report = self.report();
+        self.reported_at = self.now;
+        self.last_report
+    }
+
+    fn late(&mut self) -> Applied {
+        self.counters.late += 1;
+        Applied::Late
+    }
+
+    fn blocks_for(&self, tokens: u32) -> u32 {
+        tokens.div_ceil(self.config.block_tokens)
+    }
+
+    fn handoff_floor_blocks(&self) -> u32 {
+        self.config.handoff_floor_blocks.unwrap_or(self.handoff_blocks_seen_max)
+    }
+}

@@ -1,0 +1,157 @@
+//! The end of a pass: what its prompts and decodes become.
+
+use super::Machine;
+use crate::error::{Applied, EventError};
+use crate::event::MachineAction;
+use crate::id::LegKey;
+use crate::leg::{Compute, Notice, Outbound};
+
+impl Machine {
+    pub(super) fn iteration_done(
+        &mut self,
+        pass: u64,
+        ended: &[LegKey],
+        actions: &mut Vec<MachineAction>,
+    ) -> Result<Applied, EventError> {
+        if !self.running || pass != self.plan.pass {
+            return Err(EventError::NotRunning { pass });
+        }
+        if let Some(&stray) = ended.iter().find(|&&key| !self.is_in_pass(key)) {
+            return Err(EventError::NotInPass(stray));
+        }
+        for &key in ended {
+            self.mark_ended(key);
+        }
+        self.running = false;
+        self.finish_prefills(actions);
+        self.finish_decodes(actions);
+        Ok(Applied::Yes)
+    }
+
+    fn is_in_pass(&self, key: LegKey) -> bool {
+        self.legs.find(key).is_some_and(|slot| match self.legs.get(slot).compute() {
+            Compute::Prefilling => true,
+            Compute::Decoding => self.decode_index(slot).is_some_and(|index| self.decodes[index].runs),
+            _ => false,
+        })
+    }
+
+    fn mark_ended(&mut self, key: LegKey) {
+        let Some(slot) = self.legs.find(key) else { return };
+        self.legs.get_mut(slot).ended = true;
+        if let Some(index) = self.decode_index(slot) {
+            self.decodes[index].ends = true;
+        }
+    }
+
+    /// Where a decoding leg stands in the list. O(log n).
+    pub(super) fn decode_index(&self, slot: u32) -> Option<usize> {
+        let order = self.legs.get(slot).order;
+        let from = self.decodes.partition_point(|decode| decode.order < order);
+        let rest = &self.decodes[from..];
+        // An aborted attempt and its successor have the same order.
+        let here = rest.iter().take_while(|decode| decode.order == order).position(|d| d.slot == slot)?;
+        Some(from + here)
+    }
+
+    fn finish_prefills(&mut self, actions: &mut Vec<MachineAction>) {
+        for index in 0..self.plan.prefills.len() {
+            let item = self.plan.prefills[index];
+            let leg = self.legs.get_mut(item.slot);
+            leg.generated += u32::from(item.samples);
+            if leg.aborted {
+                self.drop_aborted(item.slot, actions);
+            } else if leg.ended {
+                self.finish(item.slot, actions);
+            } else {
+                let notice = Notice::PrefillDone { key: item.key, sampled: item.samples };
+                actions.push(MachineAction::Notify { notice });
+                self.after_prefill(item.slot, actions);
+            }
+        }
+    }
+
+    fn after_prefill(&mut self, slot: u32, actions: &mut Vec<MachineAction>) {
+        let leg = self.legs.get_mut(slot);
+        if !leg.work.hands_over() {
+            self.join_decodes(slot);
+        } else if leg.state.outbound == Outbound::Released {
+            self.release(slot, actions);
+        } else {
+            leg.set(|state| state.compute = Compute::Held);
+            self.put_if_granted(slot, actions);
+        }
+    }
+
+    fn finish_decodes(&mut self, actions: &mut Vec<MachineAction>) {
+        let mut ran = 0;
+        let mut ends = false;
+        for decode in &mut self.decodes {
+            if decode.runs {
+                decode.runs = false;
+                decode.kv_tokens += 1;
+                ran += 1;
+                if decode.sat_out > 0 {
+                    decode.sat_out = 0;
+                    self.sitting_out -= 1;
+                }
+            } else {
+                if decode.sat_out == 0 {
+                    self.sitting_out += 1;
+                    self.counters.paused += 1;
+                }
+                decode.sat_out += 1;
+            }
+            ends |= decode.ends;
+        }
+        self.kv_tokens += ran;
+        if ends {
+            self.take_ended(actions);
+        }
+    }
+
+    fn take_ended(&mut self, actions: &mut Vec<MachineAction>) {
+        let mut index = 0;
+        while index < self.decodes.len() {
+            if !self.decodes[index].ends {
+                index += 1;
+                continue;
+            }
+            let slot = self.leave_decodes(index);
+            if self.legs.get(slot).aborted {
+                self.release(slot, actions);
+            } else {
+                self.finish(slot, actions);
+            }
+        }
+    }
+
+    /// Takes a leg out of the decode list; what the list knew of it goes back into the leg.
+    pub(super) fn leave_decodes(&mut self, index: usize) -> u32 {
+        let decode = self.decodes.remove(index);
+        self.sitting_out -= u32::from(decode.sat_out > 0);
+        let leg = self.legs.get_mut(decode.slot);
+        leg.generated = decode.kv_tokens - leg.work.prompt_tokens;
+        leg.kv_tokens = decode.kv_tokens;
+        decode.slot
+    }
+
+    /// The engine ended the request here: blocks back, and tell the Cluster. A leg whose first token was its last
+    /// may still be sending; it drains first.
+    fn finish(&mut self, slot: u32, actions: &mut Vec<MachineAction>) {
+        let leg = self.legs.get(slot);
+        let (key, tokens) = (leg.key, leg.generated);
+        if leg.is_sending() {
+            self.stop_sending(slot, actions);
+            let leg = self.legs.get_mut(slot);
+            leg.aborted = true;
+            leg.set(|state| state.compute = Compute::Done);
+        } else {
+            self.acknowledge_abort(slot, actions);
+            self.give_back(slot);
+        }
+        let report = self.riding_report();
+        actions.push(MachineAction::Notify { notice: Notice::Finished { key, tokens, report } });
+        self.after_give_back(actions);
+    }
+}

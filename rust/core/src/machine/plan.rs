@@ -1,0 +1,55 @@
+//! The batch plan: what one forward pass does, as plain data for the engine.
+
+use crate::event::Put;
+use crate::id::LegKey;
+
+/// A prompt (or a part of one, or an evicted request's tokens) to prefill in this pass.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct Prefill {
+    /// Which leg.
+    pub key: LegKey,
+    /// First position computed.
+    pub start: u32,
+    /// How many positions.
+    pub tokens: u32,
+    /// Whether the pass samples an output token for it.
+    pub samples: bool,
+    pub(super) slot: u32,
+}
+
+/// One forward pass.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct BatchPlan {
+    /// Its number, from 1.
+    pub pass: u64,
+    /// Prompts, first come first.
+    pub prefills: Vec<Prefill>,
+    /// Requests that decode one token each, oldest first.
+    pub decodes: Vec<LegKey>,
+    /// Layer-wise transfers that follow this pass's layers.
+    pub puts: Vec<Put>,
+    /// Prompt tokens of all prefills.
+    pub prompt_tokens: u32,
+    /// Prompt and output tokens so far of all decodes.
+    pub context_tokens: u64,
+    /// The largest of them.
+    pub context_tokens_max: u32,
+}
+
+impl BatchPlan {
+    /// Whether the pass would do nothing.
+    pub fn is_empty(&self) -> bool {
+        self.prefills.is_empty() && self.decodes.is_empty()
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.prefills.clear();
+        self.decodes.clear();
+        self.puts.clear();
+        self.prompt_tokens = 0;
+        self.context_tokens = 0;
+        self.context_tokens_max = 0;
+    }
+}
