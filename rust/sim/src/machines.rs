@@ -278,7 +278,11 @@ pub fn kv_capacity_tokens(model: Model, kind: MachineKind, weights: Weights) -> 
             "a machine that holds the {weight_bytes} bytes of {model} ({} GPUs or more)",
             weight_bytes.div_ceil(GPU_MEMORY_BYTES)
         );
-        return Err(SimError::config("model", expected, format!("{kind} with {} bytes", kind.memory_bytes())));
+        return Err(SimError::config(
+            "model",
+            expected,
+            format!("{kind} with {} bytes", kind.memory_bytes()),
+        ));
     };
     if !model.measured_tp().contains(&kind.tp) {
         return Err(no_measurement(model, kind, model.measured_tp().iter().map(|tp| format!("tp{tp}"))));
@@ -373,7 +377,11 @@ mod tests {
             assert_eq!((at(Hardware::A100), at(Hardware::H100)), (a100, h100));
             assert_eq!(at(Hardware::H100Cap), h100);
         }
-        assert_eq!(layer_wise_from_tokens_at(Model::Bloom176b, 1_000_000_000, 4_014_080), 1, "equal is not below");
+        assert_eq!(
+            layer_wise_from_tokens_at(Model::Bloom176b, 1_000_000_000, 4_014_080),
+            1,
+            "equal is not below"
+        );
         assert_eq!(layer_wise_from_tokens_at(Model::Bloom176b, 1_000_000_000, 4_014_081), 2);
         assert_eq!(layer_wise_from_tokens_at(Model::Bloom176b, u64::MAX, u64::MAX), u64::MAX);
     }
