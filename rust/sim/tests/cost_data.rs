@@ -158,5 +158,4 @@ fn fit_error_is_the_known_one() {
         ]
     );
     assert!(report.total.token_mape_percent < 2.0 && report.total.prompt_mape_percent < 3.0, "{report}");
-    println!("{report}");
 }

@@ -150,17 +150,17 @@ impl MachineProfile {
     /// Checks everything a cost model relies on.
     pub(crate) fn check(&self) -> Result<(), Problem> {
         if self.tensor_parallel == 0 {
-            return Err(problem("tensor_parallel", "at least 1", 0));
+            return Err(problem("tensor_parallel", "at least 1", &0));
         }
         if self.batched_prompt_tokens == 0 {
-            return Err(problem("batched_prompt_tokens", "at least 1", 0));
+            return Err(problem("batched_prompt_tokens", "at least 1", &0));
         }
         if !(self.context_ms_per_token.is_finite() && self.context_ms_per_token >= 0.0) {
-            return Err(problem("context_ms_per_token", "a time of 0 or more", self.context_ms_per_token));
+            return Err(problem("context_ms_per_token", "a time of 0 or more", &self.context_ms_per_token));
         }
         if self.range.prompt_min_tokens > self.range.prompt_max_tokens {
             let expected = format!("at most prompt_max_tokens = {}", self.range.prompt_max_tokens);
-            return Err(problem("prompt_min_tokens", expected, self.range.prompt_min_tokens));
+            return Err(problem("prompt_min_tokens", expected, &self.range.prompt_min_tokens));
         }
         check_knots("prompt_ms_by_tokens", &self.prompt_knots, 1..=CHECKED_PROMPT_TOKENS)?;
         if !self.batched_prompt_knots.is_empty() {
@@ -183,7 +183,7 @@ impl MachineProfile {
     }
 }
 
-fn problem(field: &'static str, expected: impl Into<String>, got: impl ToString) -> Problem {
+fn problem(field: &'static str, expected: impl Into<String>, got: &impl ToString) -> Problem {
     Problem { field, index: None, expected: expected.into(), got: got.to_string() }
 }
 
@@ -194,7 +194,7 @@ fn check_knots(
     within: std::ops::RangeInclusive<u64>,
 ) -> Result<(), Problem> {
     if knots.len() < 2 {
-        return Err(problem(field, "at least two knots", knots.len()));
+        return Err(problem(field, "at least two knots", &knots.len()));
     }
     for (index, knot) in knots.iter().enumerate() {
         let at = |expected: String, got: String| Problem { field, index: Some(index), expected, got };

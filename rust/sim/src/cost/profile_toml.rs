@@ -136,8 +136,7 @@ pub(super) fn parse(text: &str, file: &str) -> Result<Profile, SimError> {
 
 /// Lines count from 1.
 fn line_at(text: &str, offset: usize) -> u64 {
-    let before = &text.as_bytes()[..offset.min(text.len())];
-    1 + before.iter().filter(|&&byte| byte == b'\n').count() as u64
+    1 + text.get(..offset).unwrap_or(text).matches('\n').count() as u64
 }
 
 /// Writes a profile with every digit, one knot a line.
