@@ -70,18 +70,18 @@ impl Draws {
             let boost = libm::pow(1.0 - self.uniform(), 1.0 / shape);
             return self.gamma(shape + 1.0) * boost;
         }
-        let d = shape - 1.0 / 3.0;
-        let c = 1.0 / libm::sqrt(9.0 * d);
+        let scale = shape - 1.0 / 3.0;
+        let slope = 1.0 / libm::sqrt(9.0 * scale);
         loop {
-            let x = self.normal();
-            let root = 1.0 + c * x;
+            let normal = self.normal();
+            let root = 1.0 + slope * normal;
             if root <= 0.0 {
                 continue;
             }
-            let v = root * root * root;
-            let u = 1.0 - self.uniform();
-            if libm::log(u) < 0.5 * x * x + d * (1.0 - v + libm::log(v)) {
-                return d * v;
+            let cube = root * root * root;
+            let log_u = libm::log(1.0 - self.uniform());
+            if log_u < 0.5 * normal * normal + scale * (1.0 - cube + libm::log(cube)) {
+                return scale * cube;
             }
         }
     }

@@ -55,6 +55,10 @@ impl SizeTable {
     /// The table of these (prompt, output) rows; at least one row per twentieth.
     ///
     /// Rows of equal prompt that straddle two twentieths are told apart by their order.
+    ///
+    /// # Errors
+    ///
+    /// Fewer than 20 rows.
     pub fn from_rows(rows: &[(u32, u32)]) -> Result<Self, SimError> {
         if rows.len() < BINS {
             return Err(SimError::config("rows", format!("at least {BINS}"), rows.len()));
@@ -73,6 +77,10 @@ impl SizeTable {
     }
 
     /// Reads what [`SizeTable::to_text`] wrote; lines that start with `#` are comments. `name` is for errors.
+    ///
+    /// # Errors
+    ///
+    /// [`SimError::Input`] for the first line that is not as written there.
     pub fn parse(name: &str, text: &str) -> Result<Self, SimError> {
         let mut lines =
             text.lines().zip(1..).filter(|(line, _)| !line.trim().is_empty() && !line.starts_with('#'));

@@ -1,12 +1,13 @@
 //! The two CSV formats.
 
-use std::io::Read;
+use std::io::BufRead;
 
 use csv::{ReaderBuilder, StringRecord, Trim};
 use jiff::Timestamp;
 use jiff::civil::DateTime;
 use jiff::tz::TimeZone;
 
+use super::lines::Lines;
 use super::place::{Place, quoted};
 use super::{ArrivalField, Trace, unknown_format};
 use crate::SimError;
@@ -20,17 +21,21 @@ const BATCH: &str = "batch_size";
 const PROMPT: &str = "prompt_size";
 const TOKEN: &str = "token_size";
 
-pub(super) fn read(input: impl Read, trace: &mut Trace<'_>) -> Result<(), SimError> {
+pub(super) fn read<R: BufRead>(lines: Lines<R>, trace: &mut Trace<'_>) -> Result<(), SimError> {
     // Flexible, so that a short row is told by its missing column.
-    let mut rows = ReaderBuilder::new().flexible(true).trim(Trim::All).from_reader(input);
-    let file = trace.file;
-    let header = rows.byte_headers().map_err(|error| csv_error(file, &error))?;
+    let mut rows = ReaderBuilder::new().flexible(true).trim(Trim::All).from_reader(lines);
+    let header = rows.byte_headers().cloned();
+    let header_place = trace.place(rows.get_ref().number());
+    let header = header.map_err(|error| csv_error(header_place, &error))?;
     let names: Vec<String> = header.iter().map(|name| String::from_utf8_lossy(name).into_owned()).collect();
-    let header_place = trace.place(header.position().map_or(1, csv::Position::line));
     let mut layout = Layout::detect(&names, header_place)?;
     let mut row = StringRecord::new();
-    while rows.read_record(&mut row).map_err(|error| csv_error(file, &error))? {
-        let place = trace.place(row.position().map_or(0, csv::Position::line));
+    loop {
+        let more = rows.read_record(&mut row);
+        let place = trace.place(rows.get_ref().number());
+        if !more.map_err(|error| csv_error(place, &error))? {
+            return Ok(());
+        }
         if row.len() != names.len() {
             let missing = names.get(row.len()).map_or("row", String::as_str);
             let (expected, got) = (format!("{} columns", names.len()), format!("{} columns", row.len()));
@@ -38,15 +43,13 @@ pub(super) fn read(input: impl Read, trace: &mut Trace<'_>) -> Result<(), SimErr
         }
         layout.push(&row, place, trace)?;
     }
-    Ok(())
 }
 
-fn csv_error(file: &str, error: &csv::Error) -> SimError {
-    let line = error.position().map_or(1, csv::Position::line);
+fn csv_error(place: Place<'_>, error: &csv::Error) -> SimError {
     match error.kind() {
-        csv::ErrorKind::Io(reason) => SimError::Io { file: file.to_owned(), reason: reason.to_string() },
-        csv::ErrorKind::Utf8 { .. } => Place { file, line }.error("row", "UTF-8 text", "other bytes"),
-        _ => Place { file, line }.error("row", "CSV", error.to_string()),
+        csv::ErrorKind::Io(reason) => place.io_error(reason),
+        csv::ErrorKind::Utf8 { .. } => place.error("row", "UTF-8 text", "other bytes"),
+        _ => place.error("row", "CSV", error.to_string()),
     }
 }
 

@@ -5,6 +5,7 @@ use std::io::BufRead;
 use serde::Deserialize;
 use serde_json::Value;
 
+use super::lines::Lines;
 use super::place::{Place, quoted};
 use super::{ArrivalField, Trace, unknown_format};
 use crate::SimError;
@@ -21,21 +22,15 @@ struct Row {
     output_length: Option<Value>,
 }
 
-pub(super) fn read(mut input: impl BufRead, trace: &mut Trace<'_>) -> Result<(), SimError> {
-    let io_error =
-        |error: std::io::Error| SimError::Io { file: trace.file.to_owned(), reason: error.to_string() };
-    let mut line = Vec::new();
-    for number in 1.. {
-        line.clear();
-        if input.read_until(b'\n', &mut line).map_err(io_error)? == 0 {
-            break;
+pub(super) fn read<R: BufRead>(mut lines: Lines<R>, trace: &mut Trace<'_>) -> Result<(), SimError> {
+    loop {
+        let more = lines.advance();
+        let place = trace.place(lines.number());
+        if !more.map_err(|error| place.io_error(&error))? {
+            return Ok(());
         }
-        let text = line.trim_ascii();
-        if !text.is_empty() {
-            push(text, trace.place(number), trace)?;
-        }
+        push(lines.line().trim_ascii(), place, trace)?;
     }
-    Ok(())
 }
 
 fn push(text: &[u8], place: Place<'_>, trace: &mut Trace<'_>) -> Result<(), SimError> {

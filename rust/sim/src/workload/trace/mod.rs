@@ -2,12 +2,14 @@
 
 mod csv_rows;
 mod json_lines;
+mod lines;
 mod place;
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader};
 use std::path::Path;
 
+use self::lines::Lines;
 use self::place::{Place, quoted};
 use super::{ARRIVAL_MAX_NS, TraceRequest};
 use crate::SimError;
@@ -42,8 +44,8 @@ pub fn read_trace(path: &Path) -> Result<Vec<TraceRequest>, SimError> {
     let mut trace = Trace { file: &file, last_ns: 0, requests: Vec::new() };
     match start.iter().find(|byte| !byte.is_ascii_whitespace()) {
         None => {}
-        Some(b'{') => json_lines::read(reader, &mut trace)?,
-        Some(_) => csv_rows::read(reader, &mut trace)?,
+        Some(b'{') => json_lines::read(Lines::new(reader), &mut trace)?,
+        Some(_) => csv_rows::read(Lines::new(reader), &mut trace)?,
     }
     if trace.requests.is_empty() {
         return Err(trace.place(1).error("file", "at least one request", "none"));

@@ -21,6 +21,10 @@ impl Place<'_> {
         }
     }
 
+    pub(super) fn io_error(self, reason: &std::io::Error) -> SimError {
+        SimError::Io { file: self.file.to_owned(), reason: reason.to_string() }
+    }
+
     /// A number of tokens.
     pub(super) fn tokens(self, field: &str, text: &str) -> Result<u32, SimError> {
         let tokens = text.parse().ok().filter(|tokens| (1..=TOKENS_MAX).contains(tokens));
