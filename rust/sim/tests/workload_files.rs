@@ -1,4 +1,5 @@
 //! Trace files: what is read, and what each wrong file is told.
+#![allow(clippy::unwrap_used, reason = "a test's own files")]
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -344,22 +345,21 @@ proptest! {
     #[test]
     fn an_azure_file_round_trips(requests in requests(), end in prop::sample::select(vec!["\n", "\r\n"])) {
         let start_ns = requests[0].0;
-        let mut content = AZURE.trim_end().to_owned();
-        for (ns, prompt, output) in &requests {
-            let (minutes, part_ns) = (ns / 60_000_000_000, ns % 60_000_000_000);
-            let (seconds, ns) = (part_ns / 1_000_000_000, part_ns % 1_000_000_000);
-            content += &format!("{end}2023-12-31 23:{minutes:02}:{seconds:02}.{ns:09},{prompt},{output}");
-        }
+        let line = |(ns, prompt, output): &(u64, u32, u32)| {
+            let (minutes, seconds, part) = (ns / 60_000_000_000, ns / 1_000_000_000 % 60, ns % 1_000_000_000);
+            format!("{end}2023-12-31 23:{minutes:02}:{seconds:02}.{part:09},{prompt},{output}")
+        };
+        let content = AZURE.trim_end().to_owned() + &requests.iter().map(line).collect::<String>();
         let shifted: Vec<_> = requests.iter().map(|&(ns, p, o)| (ns - start_ns, p, o)).collect();
         prop_assert_eq!(rows(content), shifted);
     }
 
     #[test]
     fn a_splitwise_sim_file_round_trips(requests in requests()) {
-        let mut content = SPLITWISE.to_owned();
-        for (id, (ns, prompt, output)) in requests.iter().enumerate() {
-            content += &format!("{id},2,0,{},1,{prompt},{output}\n", *ns as f64 / 1e9);
-        }
+        let line = |(ns, prompt, output): &(u64, u32, u32)| {
+            format!("0,2,0,{},1,{prompt},{output}\n", *ns as f64 / 1e9)
+        };
+        let content = SPLITWISE.to_owned() + &requests.iter().map(line).collect::<String>();
         prop_assert_eq!(rows(content), requests);
     }
 

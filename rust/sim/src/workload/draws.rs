@@ -24,11 +24,9 @@ pub(super) struct Draws {
 }
 
 impl Draws {
-    /// Its own state and its own increment: PCG streams that share a state are correlated.
+    /// Takes state and increment from `root`: PCG streams that share a state are correlated.
     fn fork(root: &mut Pcg64) -> Self {
-        let mut wide = || (u128::from(root.next_u64()) << 64) | u128::from(root.next_u64());
-        let (state, stream) = (wide(), wide());
-        Self { bits: Pcg64::new(state, stream), spare_normal: None }
+        Self { bits: Pcg64::from_rng(root), spare_normal: None }
     }
 
     /// Uniform in [0, 1), from 53 bits.
