@@ -1,0 +1,54 @@
+//! Where in a file something stands, and what its text must be.
+
+use super::super::TOKENS_MAX;
+use crate::SimError;
+
+/// One line of a file.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Place<'a> {
+    pub(super) file: &'a str,
+    pub(super) line: u64,
+}
+
+impl Place<'_> {
+    pub(super) fn error(self, field: &str, expected: impl Into<String>, got: impl Into<String>) -> SimError {
+        SimError::Input {
+            file: self.file.to_owned(),
+            line: self.line,
+            field: field.to_owned(),
+            expected: expected.into(),
+            got: got.into(),
+        }
+    }
+
+    pub(super) fn io_error(self, reason: &std::io::Error) -> SimError {
+        SimError::Io { file: self.file.to_owned(), reason: reason.to_string() }
+    }
+
+    /// A number of tokens.
+    pub(super) fn tokens(self, field: &str, text: &str) -> Result<u32, SimError> {
+        let tokens = text.parse().ok().filter(|tokens| (1..=TOKENS_MAX).contains(tokens));
+        tokens.ok_or_else(|| {
+            self.error(field, format!("a whole number of tokens from 1 to {TOKENS_MAX}"), quoted(text))
+        })
+    }
+
+    /// A time of `unit_ns` per unit as nanoseconds, rounded once; whole numbers are exact at any size.
+    pub(super) fn time_ns(self, field: &str, text: &str, unit: &str, unit_ns: u32) -> Result<i128, SimError> {
+        if let Ok(whole) = text.parse::<u64>() {
+            return Ok(i128::from(whole) * i128::from(unit_ns));
+        }
+        let units = text.parse::<f64>().ok().filter(|units| units.is_finite() && *units >= 0.0);
+        let units = units.ok_or_else(|| self.error(field, format!("{unit}, 0 or more"), quoted(text)))?;
+        // Beyond i128 the cast saturates, and the limit on arrivals refuses it.
+        Ok((units * f64::from(unit_ns)).round() as i128)
+    }
+}
+
+/// Text of a file as shown in an error: quoted, escaped, and not too long.
+pub(super) fn quoted(text: &str) -> String {
+    const SHOWN: usize = 60;
+    let shown: String = text.chars().take(SHOWN).collect();
+    let more = if shown.len() < text.len() { "..." } else { "" };
+    if text.is_empty() { "nothing".to_owned() } else { format!("{shown:?}{more}") }
+}
