@@ -71,10 +71,7 @@ def figure(runs: Mapping[str, Report]) -> Figure:
     from matplotlib.lines import Line2D
 
     fig = Figure(figsize=(13, 10.5), layout="constrained")
-    axes = fig.subplots(3, 6, gridspec_kw={"hspace": 0.05})
-    for ax in axes.flat:
-        ax.remove()
-    grid = axes[0, 0].get_gridspec()
+    grid = fig.add_gridspec(3, 6)
     for column, (metric, title) in enumerate(_METRICS):
         columns = slice(2 * column, 2 * column + 2)
         latency, slowdown = fig.add_subplot(grid[0, columns]), fig.add_subplot(grid[1, columns])
@@ -155,8 +152,12 @@ def _slowdown(ax: Axes, runs: Mapping[str, Report], metric: str, title: str) -> 
             va="top",
             fontsize=9,
             color=_LIMIT_COLOUR,
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5, "alpha": 0.8},
         )
     _shares(ax)
+    # Room for the label of the rightmost limit.
+    low, high = ax.get_xlim()
+    ax.set_xlim(right=high * (high / low) ** 0.25)
     _plain_ticks(ax)
     ax.set_xlabel(f"{metric.upper()} slowdown against an idle DGX-A100 [ratio]")
     ax.set_ylabel("share of requests")
@@ -177,8 +178,9 @@ def _batches(ax: Axes, runs: Mapping[str, Report], what: str, title: str) -> Non
     ax.set_title(f"{title} (mean over the passes of a pool)")
     ax.set_xlabel("time [s]")
     ax.set_ylabel(what.replace("_", " "))
-    ax.set_ylim(bottom=0)
     ax.margins(x=0)
+    # Room for the legend above the lines.
+    ax.set_ylim(0, 1.3 * ax.get_ylim()[1])
     ax.grid(color="#dddddd")
     ax.spines[["top", "right"]].set_visible(False)
     if ax.lines:

@@ -65,14 +65,14 @@ def comparison(runs: Mapping[str, Summary]) -> Table:
     row("not finished", [_unfinished(s) for s in summaries], last=True)
     for name, _ in _LATENCIES:
         latencies = [_latency(s, name) for s in summaries]
-        row(f"{name} p50 / p90 / p99", [" / ".join(map(_ms, _percentiles(x))) for x in latencies])
+        row(f"{name} p50 / p90 / p99 [ms]", [" / ".join(map(_ms, _percentiles(x))) for x in latencies])
     table.add_section()
     # The nine limits are the same for every run, so the first one names the rows.
     for index, slo in enumerate(summaries[0]["slos"]):
         label = f"{slo['metric'].upper()} p{slo['percentile']} slowdown < {slo['limit']:g}"
         row(label, [_slo(s["slos"][index]) for s in summaries])
     row("all nine SLOs", [_verdict(s["slos_met"]) for s in summaries])
-    row("requests within all limits", [f"{s['attainment']:.1%}" for s in summaries], last=True)
+    row("SLO attainment", [f"{s['attainment']:.1%}" for s in summaries], last=True)
     row("transfers", [_transfers(s) for s in summaries])
     row("look-ups out of range", [_outside(s) for s in summaries])
     row("digest", [s["digest"][:16] for s in summaries])
