@@ -15,68 +15,54 @@ class SplitcoreError(Exception):
 class ConfigError(SplitcoreError):
     """An option is out of range."""
 
-    @property
-    def option(self) -> str:
-        """The argument's name."""
-    @property
-    def expected(self) -> str:
-        """What would have been accepted."""
-    @property
-    def got(self) -> str:
-        """What was given."""
+    option: str
+    """The argument's name."""
+    expected: str
+    """What would have been accepted."""
+    got: str
+    """What was given."""
 
 class InputError(SplitcoreError):
     """A field of an input file is bad."""
 
-    @property
-    def file(self) -> str:
-        """The path as it was given."""
-    @property
-    def line(self) -> int:
-        """From 1; the header of a CSV file is line 1."""
-    @property
-    def field(self) -> str:
-        """The column or key."""
-    @property
-    def expected(self) -> str:
-        """What would have been accepted."""
-    @property
-    def got(self) -> str:
-        """What was found."""
+    file: str
+    """The path as it was given."""
+    line: int
+    """From 1; the header of a CSV file is line 1."""
+    field: str
+    """The column or key."""
+    expected: str
+    """What would have been accepted."""
+    got: str
+    """What was found."""
 
 class RejectedError(SplitcoreError):
     """An arrival was not accepted; nothing is kept of it."""
 
-    @property
-    def reason(self) -> str:
-        """A fixed word, as ``"overloaded"`` or ``"too-large"``."""
-    @property
-    def request_id(self) -> int:
-        """The id that was given to `Cluster.place`."""
+    reason: str
+    """A fixed word, as ``"overloaded"`` or ``"too-large"``."""
+    request_id: int
+    """The id that was given to `Cluster.place`."""
 
 class UnknownIdError(SplitcoreError):
     """There is no such machine or request."""
 
-    @property
-    def kind(self) -> Literal["machine", "request"]:
-        """What was looked up."""
-    @property
-    def id(self) -> str | int:
-        """The machine's name or the request's id."""
+    kind: Literal["machine", "request"]
+    """What was looked up."""
+    id: str | int
+    """The machine's name or the request's id."""
 
 class DuplicateRequestError(SplitcoreError):
     """A request of this id is live."""
 
-    @property
-    def request_id(self) -> int:
-        """The id."""
+    request_id: int
+    """The id."""
 
 class DuplicateMachineError(SplitcoreError):
     """A machine of this name is present."""
 
-    @property
-    def machine(self) -> str:
-        """The name."""
+    machine: str
+    """The name."""
 
 class EventError(SplitcoreError):
     """An event cannot be applied; the state is as it was before."""
@@ -84,9 +70,8 @@ class EventError(SplitcoreError):
 class SimulationStuckError(SplitcoreError):
     """Events go on but no request ends."""
 
-    @property
-    def request_id(self) -> int:
-        """The oldest request that is pending."""
+    request_id: int
+    """The oldest request that is pending."""
 
 @final
 class Leg:

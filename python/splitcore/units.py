@@ -1,5 +1,6 @@
 """Reads the values of command-line options that have a unit or a switch."""
 
+import math
 import re
 
 __all__ = ["OptionError", "bandwidth", "switch"]
@@ -40,7 +41,7 @@ def bandwidth(text: str | None) -> float | None:
     if match is not None:
         number, unit, per = float(match["number"]), match["unit"], match["per"]
         # A unit is of a rate and a rate has a unit: neither "200GiB" nor "200/s" says what is meant.
-        if unit in _BYTES_PER_UNIT and bool(unit) == bool(per) and number > 0:
+        if unit in _BYTES_PER_UNIT and bool(unit) == bool(per) and 0 < number < math.inf:
             return number * _BYTES_PER_UNIT[unit]
     raise OptionError("link-bandwidth", "a rate as 200GiB/s, 25GB/s or 400Gbps, above zero", text)
 
