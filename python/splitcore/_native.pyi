@@ -9,6 +9,31 @@ from numpy.typing import NDArray
 
 from splitcore.schema import Summary
 
+__all__ = [
+    "Cluster",
+    "ConfigError",
+    "DuplicateMachineError",
+    "DuplicateRequestError",
+    "EventError",
+    "Handled",
+    "InputError",
+    "Leg",
+    "Machine",
+    "PlacedMany",
+    "Placement",
+    "Polled",
+    "Recovery",
+    "RejectedError",
+    "Report",
+    "SimulationStuckError",
+    "Snapshot",
+    "SplitcoreError",
+    "UnknownIdError",
+    "Why",
+    "profile_fit",
+    "simulate",
+]
+
 class SplitcoreError(Exception):
     """Every error that splitcore raises on purpose; its text is one line."""
 
