@@ -602,7 +602,7 @@ class Report:
         """Batch sizes over time, arrays of one length.
 
         ``t_s`` is the start of each bin; for each pool ``<pool>_decodes`` and ``<pool>_prompt_tokens`` are means
-        over the passes that ended in the bin, NaN where there was none.
+        per machine over the bin's time, in which an idle machine counts as 0.
         """
     @property
     def machine_names(self) -> list[str]:

@@ -77,8 +77,8 @@ def figure(runs: Mapping[str, Report]) -> Figure:
         latency, slowdown = fig.add_subplot(grid[0, columns]), fig.add_subplot(grid[1, columns])
         _latency(latency, runs, metric, title)
         _slowdown(slowdown, runs, metric, title)
-    _batches(fig.add_subplot(grid[2, :3]), runs, "decodes", "Decodes in a pass")
-    _batches(fig.add_subplot(grid[2, 3:]), runs, "prompt_tokens", "Prompt tokens in a pass")
+    _batches(fig.add_subplot(grid[2, :3]), runs, "decodes", "Decodes in the batch")
+    _batches(fig.add_subplot(grid[2, 3:]), runs, "prompt_tokens", "Prompt tokens in the batch")
     handles = [Line2D([], [], color=_colour(i), linewidth=2.5) for i in range(len(runs))]
     fig.legend(handles, list(runs), loc="outside upper center", ncols=len(runs), frameon=False, fontsize=12)
     return fig
@@ -171,11 +171,11 @@ def _batches(ax: Axes, runs: Mapping[str, Report], what: str, title: str) -> Non
         for key, values in report.timeline.items():
             pool = key.removesuffix(suffix)
             # A pool that never ran this kind of work would only be a line on the floor.
-            if pool == key or not np.nansum(values):
+            if pool == key or not values.any():
                 continue
             label = f"{name}: {pool}" if len(runs) > 1 else pool
             ax.plot(time_s, values, _STYLES.get(pool, "-."), color=_colour(index), linewidth=1.3, label=label)
-    ax.set_title(f"{title} (mean over the passes of a pool)")
+    ax.set_title(f"{title} of a machine (mean of the pool)")
     ax.set_xlabel("time [s]")
     ax.set_ylabel(what.replace("_", " "))
     ax.margins(x=0)

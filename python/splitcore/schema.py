@@ -1,7 +1,7 @@
 """The shapes of the plain dicts that a run returns, and of the JSON that the command line writes.
 
-Units stand last in names. ``None`` stands for infinity: percentiles are over all submitted requests, and one that
-was rejected, failed or did not finish counts as infinitely late.
+Units stand last in names. Percentiles are over all submitted requests, and one that was rejected, failed or did not
+finish counts as infinitely late; ``None`` stands for infinity, and for no value at all.
 """
 
 from typing import Any, TypedDict
@@ -10,6 +10,7 @@ __all__ = [
     "OUTCOMES",
     "PERCENTILES",
     "Distribution",
+    "Gaps",
     "PoolUse",
     "RequestCounts",
     "Slo",
@@ -31,6 +32,12 @@ class Distribution(TypedDict):
     p99: float | None
     mean: float | None
     max: float | None
+
+
+class Gaps(Distribution):
+    """The gaps between tokens, all requests together; percentiles to three digits."""
+
+    count: int
 
 
 class RequestCounts(TypedDict):
@@ -60,7 +67,7 @@ class Transfers(TypedDict):
     serialized: int
     layer_wise: int
     bytes: int
-    visible_ms: Distribution
+    visible_s: Distribution
     """The part of each transfer that prefill did not hide."""
 
 
@@ -98,13 +105,13 @@ class Summary(TypedDict):
     config: dict[str, Any]
     """The options with every default filled in, by their names in `splitcore.simulate`."""
     requests: RequestCounts
-    ttft_ms: Distribution
-    tbt_ms: Distribution
+    ttft_s: Distribution
+    tbt_s: Distribution
     """Per request, as the SLOs of the cost model count it."""
-    tpot_ms: Distribution
+    tpot_s: Distribution
     """Per request: (E2E - TTFT) / (output tokens - 1)."""
-    e2e_ms: Distribution
-    gap_ms: Distribution
+    e2e_s: Distribution
+    gap_s: Gaps
     """Every gap between two tokens of a request."""
     slos: list[Slo]
     slos_met: bool

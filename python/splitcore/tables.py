@@ -1,6 +1,6 @@
 """Tables of runs, for people."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from rich import box
 from rich.console import Console, Group, RenderableType
@@ -64,8 +64,7 @@ def comparison(runs: Mapping[str, Summary]) -> Table:
     row("requests finished", [f"{s['requests']['finished']:,}" for s in summaries])
     row("not finished", [_unfinished(s) for s in summaries], last=True)
     for name, _ in _LATENCIES:
-        latencies = [_latency(s, name) for s in summaries]
-        row(f"{name} p50 / p90 / p99 [ms]", [" / ".join(map(_ms, _percentiles(x))) for x in latencies])
+        row(f"{name} p50 / p90 / p99 [ms]", [" / ".join(_ms(s, _percentiles(_latency(s, name)))) for s in summaries])
     table.add_section()
     # The nine limits are the same for every run, so the first one names the rows.
     for index, slo in enumerate(summaries[0]["slos"]):
@@ -127,11 +126,11 @@ def _unfinished(summary: Summary) -> str:
 
 def _latency(summary: Summary, name: str) -> Distribution:
     return {
-        "TTFT": summary["ttft_ms"],
-        "TBT": summary["tbt_ms"],
-        "TPOT": summary["tpot_ms"],
-        "E2E": summary["e2e_ms"],
-        "gap": summary["gap_ms"],
+        "TTFT": summary["ttft_s"],
+        "TBT": summary["tbt_s"],
+        "TPOT": summary["tpot_s"],
+        "E2E": summary["e2e_s"],
+        "gap": summary["gap_s"],
     }[name]
 
 
@@ -143,10 +142,10 @@ def _latencies(summary: Summary) -> Table:
     table = _table("ms", *PERCENTILES, "mean", "max", "")
     table.columns[-1].justify = "left"
     rows = [(name, _latency(summary, name), note) for name, note in _LATENCIES]
-    if any(_percentiles(summary["transfers"]["visible_ms"])):
-        rows.append(("transfer", summary["transfers"]["visible_ms"], "not hidden by prefill"))
+    if any(_percentiles(summary["transfers"]["visible_s"])):
+        rows.append(("transfer", summary["transfers"]["visible_s"], "not hidden by prefill"))
     for name, x, note in rows:
-        table.add_row(name, *map(_ms, (*_percentiles(x), x["mean"], x["max"])), note)
+        table.add_row(name, *_ms(summary, (*_percentiles(x), x["mean"], x["max"])), note)
     return table
 
 
@@ -209,8 +208,11 @@ def _footer(summary: Summary) -> Iterable[str]:
     yield f"speed                  {speed['events']:,} events in {speed['wall_s']:.2f} s, {_speed(summary)}"
 
 
-def _ms(value: float | None) -> str:
+def _ms(summary: Summary, values_s: Iterable[float | None]) -> Iterator[str]:
     """Three significant digits are what a percentile of a few thousand requests is good for."""
-    if value is None:
-        return "inf"
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+    all_finished = summary["requests"]["finished"] == summary["requests"]["submitted"]
+    for value_s in values_s:
+        if value_s is None:
+            yield "-" if all_finished else "inf"
+        else:
+            yield f"{1000 * value_s:,.0f}" if value_s >= 0.1 else f"{1000 * value_s:.3g}"
