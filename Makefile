@@ -1,0 +1,53 @@
+# Everything works from a fresh clone: each target builds what it needs. PYTHON= picks the interpreter.
+PYTHON ?= python3
+CARGO ?= cargo
+VENV := .venv
+BIN := $(VENV)/bin
+
+# The environment is remade when the interpreter, the pins or the project file change, not when their dates do.
+KEY := $(shell { $(PYTHON) -VV; cat constraints.txt pyproject.toml; } | cksum | tr -dc 0-9)
+DEPS := $(VENV)/.deps-$(KEY)
+NATIVE := $(VENV)/.native
+SOURCES := $(shell find rust transport -type f -not -path '*/target/*') Cargo.toml Cargo.lock
+
+export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint bench clean
+
+help: ## Show this list.
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
+
+demo: $(NATIVE) ## Simulate 40 unsplit machines and a 25 + 26 split side by side; plot to out/demo.png.
+	$(BIN)/python -m splitcore.demo
+
+test: $(NATIVE) ## Run the Rust tests, then the Python tests.
+	CARGO_PROFILE_DEV_OPT_LEVEL=1 $(CARGO) test --workspace --exclude splitcore-py
+	$(BIN)/python -m pytest
+
+lint: $(NATIVE) ## Check format, lints, types, stubs and the core's dependency tree.
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets -- -D warnings
+	test "$$($(CARGO) tree -p splitcore-core --edges normal | wc -l)" -eq 1
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m mypy.stubtest splitcore._native
+
+bench: $(NATIVE) ## Run the benchmarks and print their table.
+	$(BIN)/python benches/run.py
+
+clean: ## Remove everything that was built.
+	rm -rf $(VENV) out .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find python bindings-tests \( -name __pycache__ -o -name '_native*.so' \) -prune -exec rm -rf {} +
+	$(CARGO) clean
+
+$(DEPS):
+	rm -rf $(VENV)
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --requirement constraints.txt
+	touch $@
+
+$(NATIVE): $(DEPS) $(SOURCES)
+	VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/maturin develop --release --quiet
+	touch $@

@@ -1,0 +1,29 @@
+"""What all binding tests share."""
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# One profile explores, the other repeats: a failure on a build machine is a failure here.
+settings.register_profile("dev", max_examples=50, stateful_step_count=30, deadline=None)
+settings.register_profile("ci", max_examples=100, stateful_step_count=50, deadline=None, derandomize=True)
+settings.load_profile("ci" if os.environ.get("CI") else "dev")
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    """The project's folder."""
+    return ROOT
+
+
+@pytest.fixture(scope="session")
+def data_dir() -> Path:
+    """Public traces and reference runs, which are not part of the project."""
+    folder = Path(os.environ.get("SPLITCORE_DATA") or ROOT / "../shared/data")
+    if not folder.is_dir():
+        pytest.skip(f"no data at {folder}; set SPLITCORE_DATA")
+    return folder.resolve()

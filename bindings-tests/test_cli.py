@@ -1,0 +1,305 @@
+"""The command line, run as a person runs it."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from splitcore.schema import OUTCOMES, PERCENTILES
+from splitcore.units import OptionError, bandwidth
+
+SMALL = ("--rate", "4", "--duration", "20")
+SPLIT = ("--prompt", "2xdgx-h100", "--token", "1xdgx-a100", *SMALL)
+UNSPLIT = ("--unsplit", "3xdgx-h100", *SMALL)
+
+SUMMARY_KEYS = {
+    "attainment", "config", "digest", "e2e_s", "gap_s", "outside", "pools", "requests", "slos", "slos_met", "speed",
+    "tbt_s", "tpot_s", "transfers", "ttft_s",
+}  # fmt: skip
+REQUEST_COLUMNS = {
+    "request_id", "arrival_s", "prompt_tokens", "output_tokens", "outcome", "prompt_machine", "token_machine",
+    "queue_s", "ttft_s", "tbt_s", "e2e_s", "transfer_visible_s", "ttft_slowdown", "tbt_slowdown", "e2e_slowdown",
+}  # fmt: skip
+
+AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+
+
+@pytest.fixture
+def cli(tmp_path):
+    """Runs ``splitcore`` in an empty folder."""
+
+    def run(*arguments, code=0):
+        done = subprocess.run(
+            [sys.executable, "-m", "splitcore.cli", *map(str, arguments)],
+            cwd=tmp_path,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=50,
+            check=False,
+        )
+        assert done.returncode == code, done.stderr
+        return done
+
+    return run
+
+
+def _summary(done):
+    return json.loads(done.stdout)
+
+
+def test_version_is_the_packages(cli):
+    assert cli("--version").stdout.startswith("splitcore ")
+
+
+def test_every_option_is_in_the_help(cli):
+    shown = cli("simulate", "--help").stdout
+    options = (
+        "prompt token mixed unsplit model trace rate duration arrivals cv sampling seed policy costs profile transfer "
+        "link-bandwidth contention mixed-return reserve cut message-delay max-in-flight kv-limit requests-limit json "
+        "requests plot"
+    )
+    assert [name for name in options.split() if f"--{name} " not in shown] == []
+
+
+@pytest.mark.parametrize("machines", [SPLIT, UNSPLIT], ids=["split", "unsplit"])
+def test_the_table_tells_the_run_and_its_slos(cli, machines):
+    shown = cli("simulate", *machines).stdout
+    for word in ("bloom-176b", "azure-conv", "rate 4/s", "seed 0", "measured", "TTFT", "TBT", "TPOT", "E2E", "gap"):
+        assert word in shown
+    for word in ("nine SLOs", "utilisation", "out of range", "digest", "events/s", "transfers"):
+        assert word in shown
+
+
+def test_json_on_stdout_is_all_of_stdout(cli):
+    done = cli("simulate", *SPLIT, "--json", "-")
+    summary = _summary(done)
+    assert done.stderr == ""
+    assert set(summary) == SUMMARY_KEYS
+    assert len(summary["slos"]) == 9
+    assert set(PERCENTILES) < set(summary["ttft_s"])
+    assert sum(summary["requests"][outcome] for outcome in OUTCOMES) == summary["requests"]["submitted"] > 0
+    assert [pool["name"] for pool in summary["pools"]][:2] == ["prompt", "token"]
+
+
+def test_the_same_seed_gives_the_same_json_but_for_the_speed(cli):
+    one, other = (_summary(cli("simulate", *SPLIT, "--json", "-")) for _ in range(2))
+    different = _summary(cli("simulate", *SPLIT, "--seed", "1", "--json", "-"))
+    assert one.pop("speed").keys() == other.pop("speed").keys()
+    assert one == other
+    assert one["digest"] != different["digest"]
+
+
+def test_files_are_written_and_nothing_else(cli, tmp_path):
+    cli("simulate", *SPLIT, "--json", "run.json", "--requests", "run.csv", "--plot", "run.png")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run.csv", "run.json", "run.png"]
+    summary = json.loads((tmp_path / "run.json").read_text())
+    with (tmp_path / "run.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert set(rows[0]) == REQUEST_COLUMNS
+    assert len(rows) == summary["requests"]["submitted"]
+    assert {row["outcome"] for row in rows} <= set(OUTCOMES)
+    assert (tmp_path / "run.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_requests_limit_cuts_the_arrivals(cli):
+    assert _summary(cli("simulate", *UNSPLIT, "--requests-limit", "7", "--json", "-"))["requests"]["submitted"] == 7
+
+
+def test_switches_reach_the_simulator(cli):
+    options = ("--kv-limit", "off", "--contention", "off", "--link-bandwidth", "25GB/s", "--json", "-")
+    config = _summary(cli("simulate", *SPLIT, *options))["config"]
+    assert (config["kv_limit"], config["contention"], config["link_bandwidth"]) == (False, False, 25e9)
+
+
+def test_a_public_trace_runs_with_its_own_timestamps(cli, data_dir):
+    trace = data_dir / "AzureLLMInferenceTrace_conv.csv"
+    options = ("--trace", trace, "--requests-limit", "200", "--json", "-")
+    assert _summary(cli("simulate", "--unsplit", "4xdgx-h100", *options))["requests"]["finished"] == 200
+
+
+BAD_OPTIONS = {
+    "rate of zero": ((*UNSPLIT[:2], "--rate", "0"), "--rate"),
+    "negative rate": ((*UNSPLIT[:2], "--rate", "-1"), "--rate"),
+    "rate that is no number": ((*UNSPLIT[:2], "--rate", "nan"), "--rate"),
+    "built-in workload without a rate": (UNSPLIT[:2], "--rate"),
+    "negative duration": ((*UNSPLIT, "--duration", "-5"), "--duration"),
+    "no machines": (SMALL, "expected"),
+    "empty prompt pool": (("--prompt", "0xdgx-h100", "--token", "1xdgx-a100", *SMALL), "--prompt"),
+    "prompt pool alone": (("--prompt", "1xdgx-h100", *SMALL), "--token"),
+    "pools and unsplit": ((*SPLIT, "--unsplit", "1xdgx-h100"), "--unsplit"),
+    "unknown machine": (("--unsplit", "2xdgx-z9", *SMALL), "dgx-z9"),
+    "model that does not fit": (("--unsplit", "2xdgx-a100:tp2", *SMALL), "bloom-176b"),
+    "unknown model": ((*UNSPLIT, "--model", "tiny"), "--model"),
+    "unknown policy": ((*UNSPLIT, "--policy", "best"), "--policy"),
+    "unknown costs": ((*UNSPLIT, "--costs", "free"), "--costs"),
+    "unknown profile": ((*UNSPLIT, "--profile", "none.toml"), "none.toml"),
+    "unknown arrivals": ((*UNSPLIT, "--arrivals", "late"), "--arrivals"),
+    "unknown sampling": ((*UNSPLIT, "--sampling", "odd"), "--sampling"),
+    "unknown transfer": ((*SPLIT, "--transfer", "post"), "--transfer"),
+    "unknown mixed return": ((*SPLIT, "--mixed-return", "never"), "--mixed-return"),
+    "unknown reserve": ((*SPLIT, "--reserve", "later"), "--reserve"),
+    "unknown cut": ((*SPLIT, "--cut", "anywhere"), "--cut"),
+    "negative delay": ((*SPLIT, "--message-delay", "-1"), "--message-delay"),
+    "none in flight": ((*SPLIT, "--max-in-flight", "0"), "--max-in-flight"),
+    "bandwidth without a unit of time": ((*SPLIT, "--link-bandwidth", "200GiB"), "--link-bandwidth"),
+    "bandwidth of zero": ((*SPLIT, "--link-bandwidth", "0GB/s"), "--link-bandwidth"),
+    "switch that is neither": ((*SPLIT, "--kv-limit", "maybe"), "--kv-limit"),
+    "missing trace": (("--unsplit", "1xdgx-h100", "--trace", "none.csv"), "none.csv"),
+    "plot of an unknown kind": ((*UNSPLIT, "--plot", "run.gif"), "--plot"),
+    "one file for two outputs": ((*UNSPLIT, "--json", "run.csv", "--requests", "run.csv"), "--requests"),
+}
+
+
+def _error(done):
+    """The one line on stderr."""
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1
+    assert done.stderr.startswith("splitcore: error: ")
+    return done.stderr
+
+
+@pytest.mark.parametrize(("options", "named"), BAD_OPTIONS.values(), ids=BAD_OPTIONS)
+def test_a_bad_option_is_named_in_one_line_and_nothing_is_written(cli, tmp_path, options, named):
+    outputs = () if "--json" in options else ("--json", "run.json", "--requests", "requests.csv")
+    assert named in _error(cli("simulate", *options, *outputs, code=2))
+    assert list(tmp_path.iterdir()) == []
+
+
+def _mooncake(*rows):
+    return "".join(
+        json.dumps(dict(zip(("timestamp", "input_length", "output_length"), row, strict=True))) + "\n" for row in rows
+    )
+
+
+BAD_TRACES = {
+    "csv token that is no number": ("t.csv", f"{AZURE}2023-11-16 18:15:46.68,abc,44\n", 2, "ContextTokens"),
+    "csv negative tokens": ("t.csv", f"{AZURE}2023-11-16 18:15:46.68,374,-4\n", 2, "GeneratedTokens"),
+    "csv zero tokens": ("t.csv", f"{AZURE}2023-11-16 18:15:46.68,0,4\n", 2, "ContextTokens"),
+    "csv bad timestamp": ("t.csv", f"{AZURE}yesterday,374,4\n", 2, "TIMESTAMP"),
+    "csv decreasing timestamps": (
+        "t.csv",
+        f"{AZURE}2023-11-16 18:15:46.68,374,44\n2023-11-16 18:15:45.68,374,44\n",
+        3,
+        "TIMESTAMP",
+    ),
+    "csv row cut short": ("t.csv", f"{AZURE}2023-11-16 18:15:46.68,374,44\n2023-11-16 18:15:47.68\n", 3, ""),
+    "csv without a column": ("t.csv", "TIMESTAMP,ContextTokens\n2023-11-16 18:15:46.68,374\n", 1, "GeneratedTokens"),
+    "jsonl cut short": ("t.jsonl", '{"timestamp": 0, "input_len', 1, ""),
+    "jsonl missing key": ("t.jsonl", '{"timestamp": 0, "input_length": 5}\n', 1, "output_length"),
+    "jsonl negative tokens": ("t.jsonl", _mooncake((0, 5, 5), (1, -5, 5)), 2, "input_length"),
+    "jsonl zero tokens": ("t.jsonl", _mooncake((0, 5, 0)), 1, "output_length"),
+    "jsonl decreasing timestamps": ("t.jsonl", _mooncake((5, 5, 5), (4, 5, 5)), 2, "timestamp"),
+}
+
+
+@pytest.mark.parametrize(("name", "text", "line", "field"), BAD_TRACES.values(), ids=BAD_TRACES)
+def test_a_bad_trace_is_told_by_file_line_and_field(cli, tmp_path, name, text, line, field):
+    (tmp_path / name).write_text(text)
+    told = _error(cli("simulate", "--unsplit", "1xdgx-h100", "--trace", name, "--json", "run.json", code=2))
+    assert f"{name}:{line}: {field}" in told
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+@pytest.mark.parametrize("option", ["--json", "--requests", "--plot"])
+def test_a_missing_output_folder_is_found_before_the_run(cli, tmp_path, option):
+    # The trace does not exist either: were the run begun, the error would name it.
+    told = _error(cli("simulate", "--trace", "none.csv", option, tmp_path / "none" / "run.png", code=2))
+    assert f"{option}: expected a file in an existing folder" in told
+
+
+def test_an_older_output_survives_a_failed_run(cli, tmp_path):
+    (tmp_path / "run.json").write_text("old")
+    cli("simulate", "--unsplit", "1xdgx-h100", "--rate", "0", "--json", "run.json", code=2)
+    assert (tmp_path / "run.json").read_text() == "old"
+
+
+def test_unknown_options_are_usage_errors(cli):
+    assert "--speed" in cli("simulate", "--speed", "1", code=2).stderr
+
+
+MEASUREMENTS = "model,hardware,prompt_size,batch_size,token_size,prompt_time,token_time,tensor_parallel\n"
+
+
+def test_profile_fit_writes_a_profile_that_simulate_takes(cli, tmp_path, data_dir):
+    shown = cli("profile", "fit", data_dir / "perf_model.csv", "--out", "mine.toml").stdout
+    assert "prefill" in shown
+    assert "%" in shown
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.toml"]
+    fitted = _summary(cli("simulate", *UNSPLIT, "--profile", "mine.toml", "--json", "-"))
+    assert fitted["config"]["profile"] == "mine.toml"
+
+
+def test_profile_fit_names_a_bad_measurement(cli, tmp_path):
+    (tmp_path / "bad.csv").write_text(f"{MEASUREMENTS}bloom-176b,h100-80gb,512,1,128,fast,50,8\n")
+    assert "bad.csv:2: prompt_time" in _error(cli("profile", "fit", "bad.csv", "--out", "mine.toml", code=2))
+    assert [path.name for path in tmp_path.iterdir()] == ["bad.csv"]
+
+
+# The first progress call proves that the run has begun, so no time is guessed.
+INTERRUPTED = """
+    import os, signal
+    from splitcore import cli, progress
+    def interrupt(self, done, total):
+        os.kill(os.getpid(), signal.SIGINT)
+    progress.Bar.update = interrupt
+    cli.main()
+"""
+
+
+def test_ctrl_c_ends_a_run_with_130_and_writes_nothing(tmp_path):
+    command = [sys.executable, "-c", textwrap.dedent(INTERRUPTED), "simulate", "--unsplit", "40xdgx-h100"]
+    command += ["--rate", "60", "--duration", "3000", "--json", "run.json"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=50, check=False)
+    assert done.returncode == 128 + signal.SIGINT
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_demo_prints_a_table_and_names_its_plot(tmp_path):
+    code = "import pathlib, splitcore.demo as d; d.main(pathlib.Path('out/demo.png'), duration_s=10)"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env=os.environ | {"COLUMNS": "100"},
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=True,
+    )
+    assert "Baseline-H100 x40" in done.stdout
+    assert "Splitwise-HA 25P/26T" in done.stdout
+    assert done.stdout.count("slowdown <") == 9
+    assert done.stdout.rstrip().endswith("plot: out/demo.png")
+    assert (tmp_path / "out/demo.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(
+    ("text", "bytes_per_s"),
+    [
+        ("200GiB/s", 200 * 2**30),
+        ("25GB/s", 25e9),
+        ("400Gbps", 50e9),
+        ("400Gb/s", 50e9),
+        ("1.5TB/s", 1.5e12),
+        ("800kb/s", 1e5),
+        ("200e9", 200e9),
+        ("12B/s", 12),
+        (" 25 GB/s ", 25e9),
+    ],
+)
+def test_bandwidths_are_bytes_per_second(text, bytes_per_s):
+    assert bandwidth(text) == pytest.approx(bytes_per_s, rel=1e-15)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "fast", "GB/s", "-1GB/s", "0", "200GiB", "200/s", "200Gib/s", "1e999", "nan", "1PB/s"]
+)
+def test_other_bandwidths_are_refused(text):
+    with pytest.raises(OptionError, match=r"^--link-bandwidth: expected a rate"):
+        bandwidth(text)

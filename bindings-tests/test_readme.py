@@ -1,0 +1,66 @@
+"""The examples of the README run."""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+README = Path(__file__).resolve().parent.parent / "README.md"
+BLOCK = re.compile(r"^```(?P<language>python|bash)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def _blocks(language):
+    text = README.read_text(encoding="utf-8")
+    return [
+        pytest.param(match["code"], id=f"line {text.count(chr(10), 0, match.start()) + 2}")
+        for match in BLOCK.finditer(text)
+        if match["language"] == language
+    ]
+
+
+def _commands():
+    lines = [line for block in _blocks("bash") for line in block.values[0].replace("\\\n", " ").splitlines()]
+    return [
+        pytest.param(shlex.split(line, comments=True)[1:], id=" ".join(line.split()))
+        for line in lines
+        if line.startswith("splitcore ")
+    ]
+
+
+def _run(arguments, folder):
+    done = subprocess.run(
+        [sys.executable, *arguments], cwd=folder, capture_output=True, text=True, timeout=55, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """One for all examples: a later command may read what an earlier one wrote."""
+    return tmp_path_factory.mktemp("readme")
+
+
+@pytest.mark.parametrize("code", _blocks("python"))
+def test_python_example_runs(code, folder):
+    _run(["-c", code], folder)
+
+
+@pytest.mark.parametrize("arguments", _commands())
+def test_command_runs(arguments, folder, request):
+    """A command runs as it is written, but on few requests, and with public data from where it is kept."""
+    words = []
+    for word in arguments:
+        is_data = "/data/" in f"/{word}" and word.endswith((".csv", ".jsonl"))
+        words.append(str(request.getfixturevalue("data_dir") / Path(word).name) if is_data else word)
+    if words[0] == "simulate":
+        # The last of an option given twice counts, so the rest of the line is tested as it stands.
+        words += ["--requests-limit", "50"]
+    _run(["-m", "splitcore.cli", *words], folder)
+
+
+def test_the_readme_has_examples_of_both_kinds():
+    assert _blocks("python")
+    assert list(_commands())

@@ -1,0 +1,161 @@
+"""Scheduler core and simulator for phase-split LLM inference.
+
+`Cluster` places requests on machines, `Machine` batches on one of them, `simulate` drives both over a workload.
+"""
+
+from collections.abc import Callable
+from importlib.metadata import version as _version
+
+from splitcore._native import (
+    Cluster,
+    ConfigError,
+    DuplicateMachineError,
+    DuplicateRequestError,
+    EventError,
+    Handled,
+    InputError,
+    Leg,
+    Machine,
+    PlacedMany,
+    Placement,
+    Polled,
+    Recovery,
+    RejectedError,
+    Report,
+    SimulationStuckError,
+    Snapshot,
+    SplitcoreError,
+    UnknownIdError,
+    Why,
+    profile_fit,
+)
+from splitcore._native import simulate as _simulate
+
+__all__ = [
+    "Cluster",
+    "ConfigError",
+    "DuplicateMachineError",
+    "DuplicateRequestError",
+    "EventError",
+    "Handled",
+    "InputError",
+    "Leg",
+    "Machine",
+    "PlacedMany",
+    "Placement",
+    "Polled",
+    "Recovery",
+    "RejectedError",
+    "Report",
+    "SimulationStuckError",
+    "Snapshot",
+    "SplitcoreError",
+    "UnknownIdError",
+    "Why",
+    "__version__",
+    "profile_fit",
+    "simulate",
+]
+
+__version__ = _version("splitcore")
+
+
+def simulate(
+    *,
+    prompt: str | None = None,
+    token: str | None = None,
+    mixed: str | None = None,
+    unsplit: str | None = None,
+    model: str = "bloom-176b",
+    trace: str = "azure-conv",
+    rate: float | None = None,
+    duration_s: float | None = None,
+    arrivals: str | None = None,
+    cv: float = 4.0,
+    sampling: str = "joint",
+    seed: int = 0,
+    policy: str | None = None,
+    costs: str = "measured",
+    profile: str | None = None,
+    transfer: str = "auto",
+    link_bandwidth: float | None = None,
+    contention: bool = True,
+    mixed_return: str = "drained",
+    reserve: str = "at-arrival",
+    cut: str = "at-prompt",
+    message_delay_s: float = 0.0,
+    max_in_flight: int | None = None,
+    kv_limit: bool = True,
+    requests: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Report:
+    """Simulate a workload on a set of machines.
+
+    The code that places and batches is the code that runs live; only time, costs and links are modelled. The same
+    arguments always give the same report.
+
+    Args:
+        prompt: Machines of the prompt pool, as ``"25xdgx-h100"`` or ``"4xdgx-a100:tp4"``.
+        token: Machines of the token pool.
+        mixed: Machines whose home is the mixed pool.
+        unsplit: Machines that each serve whole requests; excludes the three pools.
+        model: ``"bloom-176b"`` or ``"llama2-70b"``.
+        trace: ``"azure-conv"`` or ``"azure-code"`` (built-in length distributions), or the path of a CSV or JSONL
+            trace.
+        rate: Requests per second. Built-in workloads need it; the timestamps of a file are rescaled to it.
+        duration_s: Arrivals are cut after this many seconds; 300 by default for built-in workloads.
+        arrivals: ``"poisson"``, ``"bursty"`` or ``"trace"``.
+        cv: Coefficient of variation of the gaps between bursty arrivals.
+        sampling: ``"joint"`` draws prompt and output length together, ``"independent"`` apart.
+        seed: Of every random draw.
+        policy: Which machines a request gets; ``"splitwise"`` for pools, ``"jsq"`` for unsplit machines by default.
+        costs: ``"measured"`` or ``"splitwise-sim"``.
+        profile: The path of a profile that `profile_fit` wrote, instead of the built-in one.
+        transfer: ``"auto"``, ``"serialized"`` or ``"layer-wise"``.
+        link_bandwidth: Of every machine, in bytes per second, each way.
+        contention: Whether transfers share the links.
+        mixed_return: When a machine leaves the mixed pool: ``"drained"`` or ``"idle"``.
+        reserve: When KV blocks are reserved: ``"at-arrival"`` or ``"at-source-done"``.
+        cut: Where a request is split: ``"at-prompt"`` or ``"before-last"``.
+        message_delay_s: Added to each message between cluster and machines.
+        max_in_flight: Arrivals wait outside while this many requests are being served.
+        kv_limit: Whether the memory of the machines bounds their KV cache.
+        requests: Arrivals are cut after this many.
+        progress: Called now and then with the requests that have ended and the total.
+
+    Returns:
+        The report: summary, one row per request, and batch sizes over time.
+
+    Raises:
+        ConfigError: If an option is out of range; it names the option.
+        InputError: If a line of a trace or profile is bad; it names file, line and field.
+        SimulationStuckError: If events go on but no request ends.
+    """
+    options = {
+        "prompt": prompt,
+        "token": token,
+        "mixed": mixed,
+        "unsplit": unsplit,
+        "model": model,
+        "trace": trace,
+        "rate": rate,
+        "duration_s": duration_s,
+        "arrivals": arrivals,
+        "cv": cv,
+        "sampling": sampling,
+        "seed": seed,
+        "policy": policy,
+        "costs": costs,
+        "profile": profile,
+        "transfer": transfer,
+        "link_bandwidth": link_bandwidth,
+        "contention": contention,
+        "mixed_return": mixed_return,
+        "reserve": reserve,
+        "cut": cut,
+        "message_delay_s": message_delay_s,
+        "max_in_flight": max_in_flight,
+        "kv_limit": kv_limit,
+        "requests": requests,
+    }
+    return _simulate({name: value for name, value in options.items() if value is not None}, progress)

@@ -1,0 +1,651 @@
+"""The compiled scheduler core. Import these names from `splitcore`."""
+
+from collections.abc import Callable, Sequence
+from os import PathLike
+from typing import Any, Literal, Self, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from splitcore.schema import Summary
+
+__all__ = [
+    "Cluster",
+    "ConfigError",
+    "DuplicateMachineError",
+    "DuplicateRequestError",
+    "EventError",
+    "Handled",
+    "InputError",
+    "Leg",
+    "Machine",
+    "PlacedMany",
+    "Placement",
+    "Polled",
+    "Recovery",
+    "RejectedError",
+    "Report",
+    "SimulationStuckError",
+    "Snapshot",
+    "SplitcoreError",
+    "UnknownIdError",
+    "Why",
+    "profile_fit",
+    "simulate",
+]
+
+class SplitcoreError(Exception):
+    """Every error that splitcore raises on purpose; its text is one line."""
+
+class ConfigError(SplitcoreError):
+    """An option is out of range."""
+
+    option: str
+    """The argument's name."""
+    expected: str
+    """What would have been accepted."""
+    got: str
+    """What was given."""
+
+class InputError(SplitcoreError):
+    """A field of an input file is bad."""
+
+    file: str
+    """The path as it was given."""
+    line: int
+    """From 1; the header of a CSV file is line 1."""
+    field: str
+    """The column or key."""
+    expected: str
+    """What would have been accepted."""
+    got: str
+    """What was found."""
+
+class RejectedError(SplitcoreError):
+    """An arrival was not accepted; nothing is kept of it."""
+
+    reason: str
+    """A fixed word, as ``"overloaded"`` or ``"too-large"``."""
+    request_id: int
+    """The id that was given to `Cluster.place`."""
+
+class UnknownIdError(SplitcoreError):
+    """There is no such machine or request."""
+
+    kind: Literal["machine", "request"]
+    """What was looked up."""
+    id: str | int
+    """The machine's name or the request's id."""
+
+class DuplicateRequestError(SplitcoreError):
+    """A request of this id is live."""
+
+    request_id: int
+    """The id."""
+
+class DuplicateMachineError(SplitcoreError):
+    """A machine of this name is present."""
+
+    machine: str
+    """The name."""
+
+class EventError(SplitcoreError):
+    """An event cannot be applied; the state is as it was before."""
+
+class SimulationStuckError(SplitcoreError):
+    """Events go on but no request ends."""
+
+    request_id: int
+    """The oldest request that is pending."""
+
+@final
+class Leg:
+    """The part of a request that one machine computes."""
+
+    @property
+    def machine(self) -> str | None:
+        """Its name, or None while it is to be chosen later."""
+    @property
+    def start(self) -> int:
+        """The first position, in tokens from the beginning of the prompt."""
+    @property
+    def upto(self) -> int | None:
+        """The position after the last one, in tokens; None is the end of the output."""
+    @property
+    def kv(self) -> str | None:
+        """Where the KV of earlier positions comes from: None, ``"cached"`` or the name of the source machine."""
+
+@final
+class Why:
+    """How a placement was found."""
+
+    @property
+    def prompt_step(self) -> str:
+        """The pool that gave the prompt machine: ``"own"``, ``"mixed"``, ``"opposite"`` or ``"all"``."""
+    @property
+    def token_step(self) -> str:
+        """The pool that gave the token machine."""
+    @property
+    def prompt_load(self) -> int:
+        """Booked load of the prompt machine before this request, in tokens."""
+    @property
+    def token_load(self) -> int:
+        """KV tokens of the token machine before this request."""
+    @property
+    def runner_up(self) -> str | None:
+        """The machine that would have been next for the prompt."""
+
+@final
+class Placement:
+    """Where a request runs."""
+
+    @property
+    def request_id(self) -> int:
+        """The id that was given to `Cluster.place`."""
+    @property
+    def prompt(self) -> str:
+        """The machine that prefills."""
+    @property
+    def token(self) -> str:
+        """The machine that decodes; equal to `prompt` when the request is not split."""
+    @property
+    def transfer(self) -> Literal["serialized", "layer-wise"] | None:
+        """How the KV cache moves, or None on one machine."""
+    @property
+    def attempt(self) -> int:
+        """From 1; grows each time the request is placed again."""
+    @property
+    def why(self) -> Why:
+        """How the placement was found."""
+    @property
+    def legs(self) -> tuple[Leg, ...]:
+        """One or two."""
+
+@final
+class PlacedMany:
+    """The placements of one `Cluster.place_many` call, in the order of its arguments."""
+
+    @property
+    def prompt(self) -> NDArray[np.int64]:
+        """Rows of `Cluster.loads`, shape (n,); -1 where rejected."""
+    @property
+    def token(self) -> NDArray[np.int64]:
+        """Rows of `Cluster.loads`, shape (n,); -1 where rejected."""
+    @property
+    def attempt(self) -> NDArray[np.uint32]:
+        """Attempts, shape (n,)."""
+
+@final
+class Recovery:
+    """What became of the requests of a lost machine."""
+
+    @property
+    def placed(self) -> list[int]:
+        """Ids that run elsewhere now; `Cluster.poll` returns their placements."""
+    @property
+    def parked(self) -> list[int]:
+        """Ids that wait for a machine."""
+    @property
+    def failed(self) -> list[int]:
+        """Ids that ended: not resumable, or too many attempts."""
+
+@final
+class Polled:
+    """What has happened without a call of its own."""
+
+    @property
+    def placements(self) -> list[Placement]:
+        """Of parked requests, oldest first."""
+    @property
+    def expired(self) -> list[int]:
+        """Ids whose lease ran out."""
+
+@final
+class Handled:
+    """The result of one `Cluster.handle` or `Machine.handle` call."""
+
+    @property
+    def actions(self) -> list[dict[str, Any]]:
+        """What the driver is to do, in order."""
+    @property
+    def errors(self) -> list[tuple[int, SplitcoreError]]:
+        """Index and error of each event that could not be applied."""
+    @property
+    def late(self) -> int:
+        """Events whose attempt was not the live one."""
+
+@final
+class Snapshot:
+    """The whole state of a `Cluster` or a `Machine` at one moment."""
+
+@final
+class Cluster:
+    """Chooses machines for requests and keeps the books. Safe to share between threads."""
+
+    def __new__(
+        cls,
+        *,
+        policy: str = "splitwise",
+        level: str = "external",
+        prompt_pending_tokens_max: int = 8192,
+        kv_fill_max: float = 0.95,
+        mixed_return: str = "drained",
+        reserve: str = "at-arrival",
+        cut: str = "at-prompt",
+        requests_max: int = 1_000_000,
+        attempts_max: int = 4,
+        lease_s: float | None = None,
+        seed: int = 0,
+    ) -> Self:
+        """Make an empty cluster.
+
+        Args:
+            policy: ``"splitwise"``, ``"jsq"``, ``"least-requests"``, ``"round-robin"`` or ``"power-of-two"``.
+            level: ``"external"`` when the machines are not splitcore's own, ``"full"`` when they are.
+            prompt_pending_tokens_max: A prompt machine is passed over beyond this many pending tokens.
+            kv_fill_max: A token machine is passed over beyond this share of its KV tokens.
+            mixed_return: ``"drained"`` or ``"idle"``.
+            reserve: ``"at-arrival"`` or ``"at-source-done"``.
+            cut: ``"at-prompt"`` or ``"before-last"``.
+            requests_max: Arrivals are rejected beyond this many live requests.
+            attempts_max: A request fails after this many faults.
+            lease_s: Seconds after which a placement that no call touched expires; None never does.
+            seed: Of the random draws of ``"power-of-two"``.
+
+        Raises:
+            ConfigError: If an argument is out of range.
+        """
+
+    def add_machine(
+        self,
+        name: str,
+        *,
+        role: str,
+        kv_blocks: int,
+        block_tokens: int = 16,
+        speed_weight: int = 1,
+        link_bandwidth: float | None = None,
+        now_ns: int | None = None,
+    ) -> int:
+        """Add a machine; it can be given requests at once.
+
+        Args:
+            name: Unique among the machines that are present.
+            role: ``"prompt"``, ``"token"``, ``"mixed"`` or ``"unsplit"``.
+            kv_blocks: KV blocks of the machine.
+            block_tokens: Tokens of a block.
+            speed_weight: Loads are divided by it when machines are compared.
+            link_bandwidth: Bytes per second, each way; None is unknown.
+            now_ns: Time of the call in nanoseconds; None reads the monotonic clock.
+
+        Returns:
+            The machine's row in `loads`.
+
+        Raises:
+            ConfigError: If an argument is out of range.
+            DuplicateMachineError: If the name is taken.
+        """
+
+    def drain_machine(self, name: str, now_ns: int | None = None) -> None:
+        """Give the machine no more requests; those it has go on.
+
+        Args:
+            name: The machine.
+            now_ns: Time of the call in nanoseconds.
+
+        Raises:
+            UnknownIdError: If there is no such machine.
+        """
+
+    def lose_machine(self, name: str, now_ns: int | None = None) -> Recovery:
+        """Take the machine out and place its requests again.
+
+        Args:
+            name: The machine.
+            now_ns: Time of the call in nanoseconds.
+
+        Returns:
+            What became of its requests.
+
+        Raises:
+            UnknownIdError: If there is no such machine.
+        """
+
+    def place(
+        self,
+        request_id: int,
+        prompt_tokens: int,
+        max_new_tokens: int,
+        *,
+        priority: int = 0,
+        slo_class: str | None = None,
+        resumable: bool = True,
+        session: str | None = None,
+        pin_token: str | None = None,
+        prefix_hashes: Sequence[int] | None = None,
+        dry_run: bool = False,
+        now_ns: int | None = None,
+    ) -> Placement:
+        """Choose the machines of a new request and book its load.
+
+        Args:
+            request_id: Not in use by a live request.
+            prompt_tokens: At least 1.
+            max_new_tokens: At least 1; a cap, never used as a prediction.
+            priority: Higher goes first among parked requests.
+            slo_class: A name that groups requests.
+            resumable: Whether the request may be placed again when a machine is lost.
+            session: A conversation, for policies that keep it in one place.
+            pin_token: The machine that must decode.
+            prefix_hashes: Hashes of the prompt's full blocks.
+            dry_run: Return the placement and book nothing.
+            now_ns: Time of the call in nanoseconds.
+
+        Returns:
+            The placement.
+
+        Raises:
+            RejectedError: If the request is not accepted.
+            DuplicateRequestError: If the id is live.
+            UnknownIdError: If `pin_token` is no machine.
+        """
+
+    def place_many(
+        self,
+        request_ids: Sequence[int] | NDArray[np.uint64],
+        prompt_tokens: Sequence[int] | NDArray[np.uint32],
+        max_new_tokens: Sequence[int] | NDArray[np.uint32] | None = None,
+        *,
+        now_ns: int | None = None,
+    ) -> PlacedMany:
+        """Place requests in order, as the same `place` calls would.
+
+        Args:
+            request_ids: Shape (n,).
+            prompt_tokens: Shape (n,).
+            max_new_tokens: Shape (n,); None is no cap.
+            now_ns: Time of the call in nanoseconds.
+
+        Returns:
+            Machines and attempts, -1 where rejected.
+
+        Raises:
+            ConfigError: If the lengths differ.
+        """
+
+    def prefill_done(self, request_id: int, *, attempt: int | None = None, now_ns: int | None = None) -> bool:
+        """Tell that the prompt is computed and the first token is there.
+
+        Args:
+            request_id: The request.
+            attempt: Of the placement; None is the live one.
+            now_ns: Time of the call in nanoseconds.
+
+        Returns:
+            Whether it applied; False when it is late.
+        """
+
+    def progress(self, request_id: int, tokens: int, *, attempt: int | None = None, now_ns: int | None = None) -> bool:
+        """Tell how many output tokens there are.
+
+        Args:
+            request_id: The request.
+            tokens: Output tokens so far, the first included.
+            attempt: Of the placement; None is the live one.
+            now_ns: Time of the call in nanoseconds.
+
+        Returns:
+            Whether it applied; False when it is late.
+        """
+
+    def finish(self, request_id: int, *, attempt: int | None = None, now_ns: int | None = None) -> bool:
+        """Tell that the output has ended.
+
+        Args:
+            request_id: The request.
+            attempt: Of the placement; None is the live one.
+            now_ns: Time of the call in nanoseconds.
+
+        Returns:
+            Whether it applied; False when it is late.
+        """
+
+    def cancel(self, request_id: int, *, attempt: int | None = None, now_ns: int | None = None) -> bool:
+        """End a request before its output does.
+
+        Args:
+            request_id: The request.
+            attempt: Of the placement; None is the live one.
+            now_ns: Time of the call in nanoseconds.
+
+        Returns:
+            Whether it applied; False when it is late.
+        """
+
+    def source_released(self, request_id: int, *, attempt: int | None = None, now_ns: int | None = None) -> bool:
+        """Tell that the prompt machine has freed its KV blocks.
+
+        Args:
+            request_id: The request.
+            attempt: Of the placement; None is the live one.
+            now_ns: Time of the call in nanoseconds.
+
+        Returns:
+            Whether it applied; False when it is late.
+        """
+
+    def poll(self, now_ns: int | None = None) -> Polled:
+        """Collect what has happened since the last call.
+
+        Args:
+            now_ns: Time of the call in nanoseconds.
+
+        Returns:
+            Placements of parked requests, and expired ids.
+        """
+
+    def renew(self, request_ids: Sequence[int], now_ns: int | None = None) -> int:
+        """Extend the leases of requests.
+
+        Args:
+            request_ids: The requests.
+            now_ns: Time of the call in nanoseconds.
+
+        Returns:
+            How many of them are live.
+        """
+
+    def loads(self) -> NDArray[np.void]:
+        """Read the books of all machines.
+
+        Returns:
+            A structured array, one row per machine: ``machine`` and ``incarnation`` (u4), ``role``, ``pool`` and
+            ``state`` (u1), ``prompt_pending_tokens`` (u8), ``requests`` (u4), ``booked_load``, ``kv_tokens`` and
+            ``kv_capacity_tokens`` (u8).
+        """
+
+    def machine_names(self) -> list[str]:
+        """List the names of the machines, in the order of `loads`."""
+
+    def check(self) -> None:
+        """Recount everything and compare with the books.
+
+        Raises:
+            SplitcoreError: If they differ; it says where.
+        """
+
+    def counters(self) -> dict[str, int]:
+        """Read the counters, each by its name; they only grow."""
+
+    def snapshot(self) -> Snapshot:
+        """Copy the whole state."""
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Take a copied state back; the same calls then give the same results.
+
+        Args:
+            snapshot: Of a cluster.
+
+        Raises:
+            SplitcoreError: If it is a machine's.
+        """
+
+    def handle(self, events: Sequence[dict[str, Any]], *, now_ns: int | None = None) -> Handled:
+        """Apply events in order; one that fails changes nothing and the next goes on.
+
+        Args:
+            events: Each with its ``type`` and fields.
+            now_ns: Time of the call in nanoseconds.
+
+        Returns:
+            Actions, errors and the number of late events.
+        """
+
+    def next_deadline_ns(self) -> int | None:
+        """Tell when the next timeout is due, in nanoseconds, or None."""
+
+@final
+class Machine:
+    """Batches the requests of one machine and keeps its KV blocks. Safe to share between threads."""
+
+    def __new__(
+        cls,
+        *,
+        kv_blocks: int,
+        block_tokens: int = 16,
+        machine: int = 0,
+        incarnation: int = 1,
+        batch_tokens_max: int = 2048,
+        batch_requests_max: int = 512,
+        sit_out_max: int = 4,
+        evictions_max: int = 4,
+        report_interval_s: float = 1.0,
+        handoff_floor_blocks: int | None = None,
+    ) -> Self:
+        """Make an empty machine.
+
+        Args:
+            kv_blocks: KV blocks of the machine.
+            block_tokens: Tokens of a block.
+            machine: Its number in the cluster.
+            incarnation: Grows with each restart.
+            batch_tokens_max: Tokens of one pass; a single longer prompt runs alone.
+            batch_requests_max: Requests of one pass.
+            sit_out_max: Passes in a row that a decode may be left out.
+            evictions_max: A request is spared after this many.
+            report_interval_s: Seconds between two reports.
+            handoff_floor_blocks: Blocks kept for incoming handoffs; None is one largest prompt.
+
+        Raises:
+            ConfigError: If an argument is out of range.
+        """
+
+    def handle(self, events: Sequence[dict[str, Any]], *, now_ns: int | None = None) -> Handled:
+        """Apply events in order; one that fails changes nothing and the next goes on.
+
+        Args:
+            events: Each with its ``type`` and fields.
+            now_ns: Time of the call in nanoseconds.
+
+        Returns:
+            Actions, errors and the number of late events.
+        """
+
+    def next_deadline_ns(self) -> int | None:
+        """Tell when the next timeout is due, in nanoseconds, or None."""
+
+    def plan(self) -> dict[str, Any]:
+        """Read the batch of the pass that is running."""
+
+    def loads(self) -> dict[str, Any]:
+        """Read queue lengths and block counts."""
+
+    def check(self) -> None:
+        """Recount everything and compare with the books.
+
+        Raises:
+            SplitcoreError: If they differ; it says where.
+        """
+
+    def snapshot(self) -> Snapshot:
+        """Copy the whole state."""
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Take a copied state back; the same calls then give the same results.
+
+        Args:
+            snapshot: Of a machine.
+
+        Raises:
+            SplitcoreError: If it is a cluster's.
+        """
+
+@final
+class Report:
+    """The result of one simulated run."""
+
+    @property
+    def summary(self) -> Summary:
+        """Everything in numbers; ready for JSON."""
+    @property
+    def requests(self) -> NDArray[np.void]:
+        """One row per submitted request, in order of arrival.
+
+        Fields: ``request_id`` (u8), ``arrival_s`` (f8), ``prompt_tokens`` and ``output_tokens`` (u4), ``outcome``
+        (u1, an index of `splitcore.schema.OUTCOMES`), ``prompt_machine`` and ``token_machine`` (i4, indices of
+        `machine_names` or -1), ``queue_s``, ``ttft_s``, ``tbt_s``, ``e2e_s``, ``transfer_visible_s`` (f8) and the
+        slowdowns ``ttft_slowdown``, ``tbt_slowdown``, ``e2e_slowdown`` (f8). Infinity where the request did not
+        finish, NaN where it has no such value.
+        """
+    @property
+    def timeline(self) -> dict[str, NDArray[np.float64]]:
+        """Batch sizes over time, arrays of one length.
+
+        ``t_s`` is the start of each bin; for each pool ``<pool>_decodes`` and ``<pool>_prompt_tokens`` are means
+        per machine over the bin's time, in which an idle machine counts as 0.
+        """
+    @property
+    def machine_names(self) -> list[str]:
+        """The machines by index."""
+    def write_requests_csv(self, path: str | PathLike[str]) -> None:
+        """Write `requests` as CSV, with a header, machines and outcomes by name, and empty cells for no value.
+
+        Args:
+            path: The file; it is replaced.
+
+        Raises:
+            SplitcoreError: If it cannot be written.
+        """
+
+def simulate(config: dict[str, Any], progress: Callable[[int, int], None] | None) -> Report:
+    """Simulate a workload; `splitcore.simulate` documents the options.
+
+    Args:
+        config: Options by name; a missing one has its default.
+        progress: Called now and then with the requests that have ended and the total.
+
+    Returns:
+        The report.
+
+    Raises:
+        ConfigError: If an option is out of range or unknown.
+        InputError: If a line of a file is bad.
+        SimulationStuckError: If events go on but no request ends.
+    """
+
+def profile_fit(csv_path: str | PathLike[str], out_path: str | PathLike[str]) -> dict[str, dict[str, float]]:
+    """Fit a cost profile to measurements and write it.
+
+    Args:
+        csv_path: One row per measurement: model, hardware, prompt_size, batch_size, token_size, prompt_time and
+            token_time (milliseconds), tensor_parallel.
+        out_path: The profile, for the ``profile`` option of `splitcore.simulate`; it is replaced.
+
+    Returns:
+        The mean absolute error of the fit as a share of the measured time, by model and machine, then by phase
+        (``"prefill"``, ``"decode"``).
+
+    Raises:
+        InputError: If a line is bad.
+        SplitcoreError: If a file cannot be read or written.
+    """

@@ -1,0 +1,59 @@
+"""A progress bar that only long runs show, and only on a terminal."""
+
+from types import TracebackType
+from typing import Self
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from splitcore.tables import console
+
+__all__ = ["Bar"]
+
+_PATIENCE_S = 0.7
+
+
+class Bar:
+    """Drawn on stderr and gone at the end, so that what is piped or kept is only the result."""
+
+    def __init__(self, label: str) -> None:
+        """Prepare the bar.
+
+        Args:
+            label: In front of it.
+        """
+        err = console(stderr=True)
+        self._bar = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            console=err,
+            transient=True,
+            disable=not err.is_terminal,
+        )
+        self._task = self._bar.add_task(label, total=None)
+        self._begun = self._bar.get_time()
+        self._shown = False
+
+    def update(self, done: int, total: int) -> None:
+        """Advance it; the callback of `splitcore.simulate`.
+
+        Args:
+            done: Requests that have ended.
+            total: Requests of the run.
+        """
+        if not self._shown and self._bar.get_time() - self._begun > _PATIENCE_S:
+            self._bar.start()
+            self._shown = True
+        self._bar.update(self._task, completed=done, total=total)
+
+    def __enter__(self) -> Self:
+        """Begin; nothing is drawn yet."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Take the bar away."""
+        if self._shown:
+            self._bar.stop()

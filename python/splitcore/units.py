@@ -1,0 +1,64 @@
+"""Reads the values of command-line options that have a unit or a switch."""
+
+import math
+import re
+
+__all__ = ["OptionError", "bandwidth", "switch"]
+
+_BYTES_PER_UNIT = {
+    "": 1.0,
+    "B": 1.0,
+    **{f"{prefix}B": 1000.0**power for power, prefix in enumerate(("k", "M", "G", "T"), start=1)},
+    **{f"{prefix}iB": 1024.0**power for power, prefix in enumerate(("K", "M", "G", "T"), start=1)},
+    **{f"{prefix}b": 1000.0**power / 8 for power, prefix in enumerate(("k", "M", "G", "T"), start=1)},
+}
+_BANDWIDTH = re.compile(r"(?P<number>\d+(\.\d*)?([eE][+-]?\d+)?)\s*(?P<unit>[kKMGT]?i?[bB]?)(?P<per>/s|ps)?")
+
+
+class OptionError(Exception):
+    """A command-line option that cannot be read."""
+
+    def __init__(self, option: str, expected: str, got: str) -> None:
+        """Word it as the native errors do."""
+        super().__init__(f"--{option}: expected {expected}, got {got}")
+
+
+def bandwidth(text: str | None) -> float | None:
+    """Read ``200GiB/s``, ``25GB/s``, ``400Gbps``, ``400Gb/s`` or a plain number of bytes per second.
+
+    Args:
+        text: The option's value; None stays None.
+
+    Returns:
+        Bytes per second.
+
+    Raises:
+        OptionError: If it is anything else, or not above zero.
+    """
+    if text is None:
+        return None
+    match = _BANDWIDTH.fullmatch(text.strip())
+    if match is not None:
+        number, unit, per = float(match["number"]), match["unit"], match["per"]
+        # A unit is of a rate and a rate has a unit: neither "200GiB" nor "200/s" says what is meant.
+        if unit in _BYTES_PER_UNIT and bool(unit) == bool(per) and 0 < number < math.inf:
+            return number * _BYTES_PER_UNIT[unit]
+    raise OptionError("link-bandwidth", "a rate as 200GiB/s, 25GB/s or 400Gbps, above zero", text)
+
+
+def switch(option: str, text: str) -> bool:
+    """Read ``on`` or ``off``.
+
+    Args:
+        option: The option's name without dashes, for the error.
+        text: Its value.
+
+    Returns:
+        Whether it is on.
+
+    Raises:
+        OptionError: If it is anything else.
+    """
+    if text not in ("on", "off"):
+        raise OptionError(option, "on or off", text)
+    return text == "on"
