@@ -1,0 +1,94 @@
+//! The options of a run as a user writes them; [`crate::simulate`] validates them all before anything starts.
+
+use serde::{Deserialize, Serialize};
+
+/// Options of [`crate::simulate`]. Names are the Python keywords and, with dashes, the command line's.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Options {
+    /// Prompt machines, as `25xdgx-h100`.
+    pub prompt: Option<String>,
+    /// Token machines.
+    pub token: Option<String>,
+    /// Machines whose home is the mixed pool.
+    pub mixed: Option<String>,
+    /// Machines of an unsplit cluster; excludes the other three.
+    pub unsplit: Option<String>,
+    /// `bloom-176b` or `llama2-70b`.
+    pub model: String,
+    /// `azure-conv`, `azure-code` or a file.
+    pub trace: String,
+    /// Requests a second.
+    pub rate: Option<f64>,
+    /// Arrivals end after this many seconds.
+    pub duration_s: Option<f64>,
+    /// `poisson`, `bursty` or `trace`.
+    pub arrivals: Option<String>,
+    /// Coefficient of variation of bursty gaps.
+    pub cv: f64,
+    /// `joint` or `independent`.
+    pub sampling: String,
+    /// Of every draw.
+    pub seed: u64,
+    /// A policy's name; `splitwise`, or `jsq` for an unsplit cluster.
+    pub policy: Option<String>,
+    /// `measured` or `splitwise-sim`.
+    pub costs: String,
+    /// A profile of the user's own measurements.
+    pub profile: Option<String>,
+    /// `auto`, `serialized` or `layer-wise`.
+    pub transfer: String,
+    /// Bytes a second of every network card, instead of the hardware's.
+    pub link_bandwidth: Option<f64>,
+    /// Whether transfers share the cards.
+    pub contention: bool,
+    /// `drained` or `idle`.
+    pub mixed_return: String,
+    /// `at-arrival` or `at-source-done`.
+    pub reserve: String,
+    /// `at-prompt` or `before-last`.
+    pub cut: String,
+    /// Of every message between Cluster and machines and between machines.
+    pub message_delay_s: f64,
+    /// Requests at most in the system; further arrivals are rejected.
+    pub max_in_flight: Option<u32>,
+    /// Whether machines have only the KV memory they have.
+    pub kv_limit: bool,
+    /// Stop after this many arrivals.
+    pub requests: Option<usize>,
+    /// Recount every invariant after every event (slow).
+    pub check: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            prompt: None,
+            token: None,
+            mixed: None,
+            unsplit: None,
+            model: "bloom-176b".into(),
+            trace: "azure-conv".into(),
+            rate: None,
+            duration_s: None,
+            arrivals: None,
+            cv: 4.0,
+            sampling: "joint".into(),
+            seed: 0,
+            policy: None,
+            costs: "measured".into(),
+            profile: None,
+            transfer: "auto".into(),
+            link_bandwidth: None,
+            contention: true,
+            mixed_return: "drained".into(),
+            reserve: "at-arrival".into(),
+            cut: "at-prompt".into(),
+            message_delay_s: 0.0,
+            max_in_flight: None,
+            kv_limit: true,
+            requests: None,
+            check: false,
+        }
+    }
+}
