@@ -31,7 +31,7 @@
 mod ends;
 mod fill;
 
-use ends::{End, Ends};
+use ends::{Ends, Entry};
 use fill::{Filling, NONE};
 
 /// What a machine's NIC can carry in each direction.
@@ -237,7 +237,7 @@ impl Links {
         if self.armed_ns.is_some_and(|armed_ns| armed_ns <= now_ns) {
             self.armed_ns = None;
         }
-        while let Some(End { slot, .. }) = self.ends.first().filter(|end| end.end_ns <= now_ns) {
+        while let Some(Entry { slot, .. }) = self.ends.first().filter(|end| end.end_ns <= now_ns) {
             let flow = &self.flows[slot as usize];
             done.push(FlowId { slot, generation: flow.generation });
             self.delivered_bytes += u128::from(flow.bytes);
@@ -283,7 +283,7 @@ impl Links {
     /// Puts a flow into a free slot.
     fn store(&mut self, mut flow: Flow) -> FlowId {
         let slot = self.free.pop().unwrap_or(self.flows.len() as u32);
-        self.ends.insert(End { end_ns: flow.end_ns, started: flow.started, slot });
+        self.ends.insert(Entry { end_ns: flow.end_ns, started: flow.started, slot });
         if let Some(old) = self.flows.get_mut(slot as usize) {
             flow.generation = old.generation;
             *old = flow;

@@ -5,7 +5,7 @@
 
 /// An entry: when a flow ends, and which it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct End {
+pub(super) struct Entry {
     /// When the flow ends.
     pub(super) end_ns: u64,
     /// Order in which flows were started; settles equal ends.
@@ -14,22 +14,22 @@ pub(super) struct End {
     pub(super) slot: u32,
 }
 
-/// Min-heap of [`End`]s that knows where each slot's entry is.
+/// Min-heap of [`Entry`]s that knows where each slot's entry is.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Ends {
-    heap: Vec<End>,
+    heap: Vec<Entry>,
     /// Index in `heap` by slot; meaningless for slots without an entry.
     place: Vec<u32>,
 }
 
 impl Ends {
     /// The flow that ends first.
-    pub(super) fn first(&self) -> Option<End> {
+    pub(super) fn first(&self) -> Option<Entry> {
         self.heap.first().copied()
     }
 
     /// Adds a flow; its slot must have no entry.
-    pub(super) fn insert(&mut self, end: End) {
+    pub(super) fn insert(&mut self, end: Entry) {
         let slot = end.slot as usize;
         if slot >= self.place.len() {
             self.place.resize(slot + 1, u32::MAX);
@@ -42,7 +42,7 @@ impl Ends {
     pub(super) fn change(&mut self, slot: u32, end_ns: u64) {
         let at = self.place[slot as usize] as usize;
         let old = self.heap[at];
-        self.settle(at, End { end_ns, ..old });
+        self.settle(at, Entry { end_ns, ..old });
     }
 
     /// Takes a flow out.
@@ -56,7 +56,7 @@ impl Ends {
     }
 
     /// Puts an entry at or above or below a free index.
-    fn settle(&mut self, at: usize, end: End) {
+    fn settle(&mut self, at: usize, end: Entry) {
         if at > 0 && end < self.heap[(at - 1) / 2] {
             self.sift_up(at, end);
         } else {
@@ -64,12 +64,12 @@ impl Ends {
         }
     }
 
-    fn put(&mut self, at: usize, end: End) {
+    fn put(&mut self, at: usize, end: Entry) {
         self.heap[at] = end;
         self.place[end.slot as usize] = at as u32;
     }
 
-    fn sift_up(&mut self, mut at: usize, end: End) {
+    fn sift_up(&mut self, mut at: usize, end: Entry) {
         while at > 0 {
             let parent = self.heap[(at - 1) / 2];
             if parent < end {
@@ -81,7 +81,7 @@ impl Ends {
         self.put(at, end);
     }
 
-    fn sift_down(&mut self, mut at: usize, end: End) {
+    fn sift_down(&mut self, mut at: usize, end: Entry) {
         let len = self.heap.len();
         while 2 * at + 1 < len {
             let left = 2 * at + 1;
@@ -107,7 +107,7 @@ mod tests {
         #[test]
         fn first_is_the_least(steps in prop::collection::vec((0_u32..20, 0_u64..50, 0_u8..4), 0..300)) {
             let mut ends = Ends::default();
-            let mut model: Vec<Option<End>> = vec![None; 20];
+            let mut model: Vec<Option<Entry>> = vec![None; 20];
             for (index, &(slot, end_ns, kind)) in steps.iter().enumerate() {
                 match (&mut model[slot as usize], kind) {
                     (entry @ Some(_), 0) => {
@@ -119,7 +119,7 @@ mod tests {
                         entry.end_ns = end_ns;
                     }
                     (entry @ None, _) => {
-                        let end = End { end_ns, started: index as u64, slot };
+                        let end = Entry { end_ns, started: index as u64, slot };
                         ends.insert(end);
                         *entry = Some(end);
                     }
