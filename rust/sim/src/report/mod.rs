@@ -1,1 +1,24 @@
-//! Report.
+//! What a run says at its end: rows, percentiles, objectives, files.
+//!
+//! Metrics cover all submitted requests, without warm-up or drain cut off; a request that did not finish counts as
+//! infinitely slow. Infinities and missing values become null in JSON and empty cells in CSV.
+
+mod digest;
+mod files;
+mod gaps;
+mod quantiles;
+mod rows;
+mod slo;
+mod summary;
+mod tally;
+mod timeline;
+
+pub use digest::Digest;
+pub use files::{write_requests_csv, write_summary_json};
+pub use gaps::{GapHistogram, GapQuantiles};
+pub use quantiles::{Percentiles, Quantiles};
+pub use rows::{NO_TIME_NS, Outcome, RequestRow, TbtRule};
+pub use slo::{Reference, RequestLimits, SloLimits, SloReport, Slowdowns};
+pub use summary::{Inputs, PoolMoves, RequestCounts, RunFacts, Summary};
+pub use tally::{MachineReport, MachineTally, TransferKind, TransferReport, TransferTally, VisibleTime};
+pub use timeline::{Series, Timeline};
