@@ -118,6 +118,39 @@ fn staggered_arrivals_share_the_processor() {
 }
 
 #[test]
+fn ends_are_those_of_exact_fractions() {
+    // The expected ends come from the same model in rational arithmetic, each end rounded up to whole ns.
+    let capacities = [(5e8, 5e8), (5e8, 5e8), (5e8, 5e8), (1e9, 5e8), (1e9, 777_777_777.0)];
+    let nics = capacities
+        .map(|(send_bytes_per_s, receive_bytes_per_s)| Nic { send_bytes_per_s, receive_bytes_per_s });
+    let flows = [
+        (0, 3, 4, 2_519_046, 11_128_452),
+        (0, 0, 4, 187_530, 482_221),
+        (550_266, 2, 0, 1, 550_268),
+        (660_708, 0, 4, 65_303, 828_631),
+        (1_535_536, 0, 0, 1, 1_535_538),
+        (1_672_694, 0, 4, 1_470_896, 11_128_454),
+        (1_672_694, 0, 4, 1_470_896, 11_128_454),
+        (1_672_694, 1, 4, 1_470_896, 11_128_454),
+        (1_672_694, 0, 4, 1_470_896, 11_128_454),
+    ];
+    let mut links = Links::new(&nics, Contention::On);
+    let (mut ids, mut found) = (Vec::new(), Vec::new());
+    for (start_ns, from, to, bytes, _) in flows {
+        let mut done = Vec::new();
+        while let Some(next_ns) = links.next_completion().filter(|&next_ns| next_ns <= start_ns) {
+            links.complete_due(next_ns, &mut done);
+            found.extend(done.drain(..).map(|id| (id, next_ns)));
+        }
+        ids.push(links.start(start_ns, from, to, bytes, None));
+    }
+    found.extend(drain(&mut links));
+    found.sort_by_key(|(id, _)| ids.iter().position(|other| other == id));
+    let expected: Vec<_> = ids.iter().copied().zip(flows.map(|flow| flow.4)).collect();
+    assert_eq!(found, expected);
+}
+
+#[test]
 fn a_capped_flow_leaves_the_rest() {
     let mut links = gigabyte_links(4);
     let capped = links.start(0, 0, 3, GB, Some(0.1e9));

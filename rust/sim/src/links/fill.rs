@@ -40,7 +40,7 @@ pub(super) struct Filling {
     streams: Vec<Stream>,
     /// Streams of each pipe, pipe after pipe.
     members: Vec<u32>,
-    /// Streams by rising (cap, start order).
+    /// Streams whose cap may stop them, by rising (cap, start order).
     by_cap: Vec<(u64, u64, u32)>,
     /// Pipes by (level at which they fill, index); the level may be an old, lower one.
     levels: BinaryHeap<Reverse<(u64, u32)>>,
@@ -65,12 +65,16 @@ impl Filling {
     /// Adds a flow over pipes added before.
     pub(super) fn add_stream(&mut self, slot: u32, started: u64, cap: f64, pipes: [u32; 2]) {
         let index = self.streams.len() as u32;
-        self.by_cap.push((cap.to_bits(), started, index));
         self.streams.push(Stream { slot, cap, pipes, rate: -1.0 });
-        for pipe in pipes {
-            if pipe != NONE {
-                self.pipes[pipe as usize].rising += 1;
-            }
+        let mut narrowest = f64::INFINITY;
+        for pipe in pipes.into_iter().filter(|&pipe| pipe != NONE) {
+            let pipe = &mut self.pipes[pipe as usize];
+            pipe.rising += 1;
+            narrowest = narrowest.min(pipe.left);
+        }
+        // A cap that no share of a pipe can exceed need not be watched; serialized flows have no other.
+        if cap < narrowest {
+            self.by_cap.push((cap.to_bits(), started, index));
         }
     }
 
