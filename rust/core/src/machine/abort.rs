@@ -36,9 +36,14 @@ impl Machine {
     }
 
     fn abort_decode(&mut self, slot: u32, actions: &mut Vec<MachineAction>) {
-        let Some(index) = self.decode_index(slot) else { return };
-        if self.running && self.decodes[index].runs {
+        let Some(index) = self.decode_index(slot) else {
+            self.joining.retain(|&joins| joins != slot);
+            self.release(slot, actions);
+            return;
+        };
+        if self.running && self.runs(&self.decodes[index]) {
             self.decodes[index].ends = true;
+            self.ending = true;
         } else {
             self.leave_decodes(index);
             self.release(slot, actions);

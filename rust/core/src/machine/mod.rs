@@ -63,8 +63,16 @@ pub struct Machine {
     queue: VecDeque<Queued>,
     /// Legs that decode, by arrival.
     decodes: Vec<Decode>,
+    /// Legs that decode from the next pass on.
+    joining: Vec<u32>,
     /// Decodes with a pass missed.
     sitting_out: u32,
+    /// Every decode is in the pass being built or run.
+    all_run: bool,
+    /// Some decode ends with the running pass.
+    ending: bool,
+    /// The decodes of the next pass are not those of the last.
+    decodes_changed: bool,
     /// The running pass, or the last one.
     plan: BatchPlan,
     running: bool,
@@ -99,7 +107,11 @@ impl Machine {
             legs: Legs::default(),
             queue: VecDeque::new(),
             decodes: Vec::new(),
+            joining: Vec::new(),
             sitting_out: 0,
+            all_run: true,
+            ending: false,
+            decodes_changed: false,
             plan: BatchPlan::default(),
             running: false,
             pass_due: false,
@@ -271,7 +283,7 @@ impl Machine {
 
     /// Prompts waiting and requests decoding.
     pub fn queue_lengths(&self) -> (usize, usize) {
-        (self.queue.len(), self.decodes.len())
+        (self.queue.len(), self.decodes.len() + self.joining.len())
     }
 
     /// The state, order and blocks of a leg, if it is here.

@@ -22,6 +22,8 @@ pub(super) struct Engine {
     done: MachineEvent,
     /// The streams of the requests that decode here, by arrival, kept together: every pass touches them all.
     batch: Vec<Decoding>,
+    /// The plan's, when the batch was made.
+    decodes_version: u64,
     /// The last batch, while the next is made from it.
     before: Vec<Decoding>,
 }
@@ -61,6 +63,7 @@ impl Engine {
             timeline: machine.role as usize,
             done: MachineEvent::IterationDone { pass: 0, ended: Vec::new() },
             batch: Vec::new(),
+            decodes_version: 0,
             before: Vec::new(),
         }
     }
@@ -184,7 +187,7 @@ impl World {
     fn emit_tokens(&mut self, at: usize, ended: &mut Vec<LegKey>) {
         let plan = self.machines[at].plan();
         let engine = &mut self.engines[at];
-        engine.follow(&plan.decodes, &mut self.streams);
+        engine.follow(plan, &mut self.streams);
         let before = ended.len();
         for prefill in plan.prefills.iter().filter(|prefill| prefill.samples) {
             let stream = &mut self.streams[prefill.key.request.0 as usize];
@@ -210,15 +213,14 @@ impl World {
 
 impl Engine {
     /// Makes the batch that of the pass. Both lists are by arrival, so one walk finds who stayed, came and went.
-    fn follow(&mut self, decodes: &[LegKey], streams: &mut [Stream]) {
-        let same = |(decoding, key): (&Decoding, &LegKey)| decoding.request == key.request.0;
-        if self.batch.len() == decodes.len() && self.batch.iter().zip(decodes).all(same) {
+    fn follow(&mut self, plan: &BatchPlan, streams: &mut [Stream]) {
+        if std::mem::replace(&mut self.decodes_version, plan.decodes_version) == plan.decodes_version {
             return;
         }
         std::mem::swap(&mut self.batch, &mut self.before);
         self.batch.clear();
         let mut before = self.before.iter().peekable();
-        for key in decodes {
+        for key in &plan.decodes {
             let request = key.request.0;
             while let Some(gone) = before.next_if(|decoding| decoding.request < request) {
                 gone.store(streams);
