@@ -71,13 +71,16 @@ impl Machine {
         }
     }
 
-    /// Frees a leg's blocks and says so.
+    /// Frees a leg's blocks and says so. A leg that told its end has left the Cluster's books with it, and a
+    /// `Released` could be taken for one about a later request of the same name.
     pub(super) fn release(&mut self, slot: u32, actions: &mut Vec<MachineAction>) {
         self.acknowledge_abort(slot, actions);
-        let key = self.legs.get(slot).key;
+        let leg = self.legs.get(slot);
+        let (key, told) = (leg.key, leg.ended && !leg.aborted);
         self.give_back(slot);
         let report = self.riding_report();
-        actions.push(MachineAction::Notify { notice: Notice::Released { key, report } });
+        let notice = if told { Notice::Report(report) } else { Notice::Released { key, report } };
+        actions.push(MachineAction::Notify { notice });
         self.after_give_back(actions);
     }
 

@@ -81,6 +81,7 @@ impl Machine {
         if self.plan.is_empty() {
             return;
         }
+        self.count_sitting_out();
         self.running = true;
         self.plan.pass += 1;
         self.attach_puts();
@@ -196,6 +197,20 @@ impl Machine {
             self.plan.decodes.push(decode.key);
             self.plan.context_tokens += u64::from(decode.kv_tokens);
             self.plan.context_tokens_max = self.plan.context_tokens_max.max(decode.kv_tokens);
+        }
+    }
+
+    /// Counts the pass that begins. A decode that joins while it runs has missed nothing.
+    fn count_sitting_out(&mut self) {
+        for decode in &mut self.decodes {
+            if decode.runs {
+                self.sitting_out -= u32::from(decode.sat_out > 0);
+                decode.sat_out = 0;
+            } else {
+                self.sitting_out += u32::from(decode.sat_out == 0);
+                self.counters.paused += u64::from(decode.sat_out == 0);
+                decode.sat_out += 1;
+            }
         }
     }
 

@@ -87,21 +87,9 @@ impl Machine {
         let mut ran = 0;
         let mut ends = false;
         for decode in &mut self.decodes {
-            if decode.runs {
-                decode.runs = false;
-                decode.kv_tokens += 1;
-                ran += 1;
-                if decode.sat_out > 0 {
-                    decode.sat_out = 0;
-                    self.sitting_out -= 1;
-                }
-            } else {
-                if decode.sat_out == 0 {
-                    self.sitting_out += 1;
-                    self.counters.paused += 1;
-                }
-                decode.sat_out += 1;
-            }
+            decode.kv_tokens += u32::from(decode.runs);
+            ran += u64::from(decode.runs);
+            decode.runs = false;
             ends |= decode.ends;
         }
         self.kv_tokens += ran;
@@ -143,11 +131,8 @@ impl Machine {
         let (key, tokens) = (leg.key, leg.generated);
         if leg.is_sending() {
             self.stop_sending(slot, actions);
-            let leg = self.legs.get_mut(slot);
-            leg.aborted = true;
-            leg.set(|state| state.compute = Compute::Done);
+            self.legs.get_mut(slot).set(|state| state.compute = Compute::Done);
         } else {
-            self.acknowledge_abort(slot, actions);
             self.give_back(slot);
         }
         let report = self.riding_report();
