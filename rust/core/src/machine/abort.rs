@@ -64,8 +64,8 @@ impl Machine {
     /// Drops an aborted leg that computes no more, once nothing reads it.
     pub(super) fn drop_aborted(&mut self, slot: u32, actions: &mut Vec<MachineAction>) {
         if self.legs.get(slot).is_sending() {
-            self.legs.get_mut(slot).set(|state| state.compute = Compute::Done);
             self.stop_sending(slot, actions);
+            self.legs.get_mut(slot).set(|state| state.compute = Compute::Done);
         } else {
             self.release(slot, actions);
         }
