@@ -42,6 +42,7 @@ impl Cluster {
             whole: false,
             moved_at: self.now,
             lost: false,
+            refused_by: Vec::new(),
             legs: [None; 2],
             lease_due: None,
         };

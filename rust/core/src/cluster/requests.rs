@@ -38,6 +38,8 @@ pub(crate) struct Request {
     pub(crate) moved_at: Time,
     /// A machine it needs was just lost; set and cleared within one event.
     pub(crate) lost: bool,
+    /// Who refused its second leg since it was last tried from the line; asking in turn would never end.
+    pub(crate) refused_by: Vec<u32>,
     pub(crate) legs: [Option<WatchedLeg>; 2],
     pub(crate) lease_due: Option<Time>,
 }

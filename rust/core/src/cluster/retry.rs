@@ -31,20 +31,21 @@ impl Cluster {
         leg.booking.sent = false;
         let request = self.requests.get_mut(slot);
         request.legs[1] = Some(leg);
+        request.refused_by.push(machine.index);
         let order = request.order;
-        if !self.place_second(slot, Some(machine.index), actions) {
+        if !self.place_second(slot, actions) {
             self.unreserved.insert((order, slot));
         }
         Applied::Yes
     }
 
     /// Finds a machine for a second leg that has none. Returns whether it did.
-    fn place_second(&mut self, slot: u32, refused_by: Option<u32>, actions: &mut Vec<ClusterAction>) -> bool {
+    fn place_second(&mut self, slot: u32, actions: &mut Vec<ClusterAction>) -> bool {
         let request = self.requests.get(slot);
         let [Some(first), Some(mut second)] = request.legs else { return false };
         let ask = self.ask(slot);
         let source = first.machine.map(|id| id.index);
-        let except: Vec<u32> = [source, refused_by].into_iter().flatten().collect();
+        let except: Vec<u32> = source.into_iter().chain(request.refused_by.iter().copied()).collect();
         let view = self.view();
         let pick = match ask.pin_token {
             // No other machine will do: the leg waits for room on this one.
@@ -95,8 +96,10 @@ impl Cluster {
         }
         self.retried_at = self.now;
         while let Some(&(_, slot)) = self.unreserved.first() {
-            let order = self.requests.get(slot).order;
-            if !self.place_second(slot, None, actions) {
+            let request = self.requests.get_mut(slot);
+            request.refused_by.clear();
+            let order = request.order;
+            if !self.place_second(slot, actions) {
                 break;
             }
             self.unreserved.remove(&(order, slot));

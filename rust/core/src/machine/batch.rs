@@ -88,11 +88,7 @@ impl Machine {
     }
 
     fn budget(&self) -> Budget {
-        Budget {
-            tokens: self.config.batch_tokens_max,
-            requests: self.config.batch_requests_max,
-            empty: true,
-        }
+        Budget { tokens: self.config.batch_tokens_max, requests: self.config.batch_requests_max, empty: true }
     }
 
     fn take_starved(&mut self, budget: &mut Budget) {
