@@ -64,11 +64,7 @@ impl Machine {
             return;
         }
         self.plan.clear();
-        let mut budget = Budget {
-            tokens: self.config.batch_tokens_max,
-            requests: self.config.batch_requests_max,
-            empty: true,
-        };
+        let mut budget = self.budget();
         if self.sitting_out > 0 {
             self.take_starved(&mut budget);
         }
@@ -81,12 +77,19 @@ impl Machine {
             self.list_decodes();
         }
         if self.plan.is_empty() {
+            self.take_landed(&mut self.budget());
+        }
+        if self.plan.is_empty() {
             return;
         }
         self.running = true;
         self.plan.pass += 1;
         self.attach_puts();
         actions.push(MachineAction::Run { pass: self.plan.pass });
+    }
+
+    fn budget(&self) -> Budget {
+        Budget { tokens: self.config.batch_tokens_max, requests: self.config.batch_requests_max, empty: true }
     }
 
     fn take_starved(&mut self, budget: &mut Budget) {
@@ -97,27 +100,50 @@ impl Machine {
     }
 
     fn take_prompts(&mut self, budget: &mut Budget) {
-        while let Some(&Queued { slot, .. }) = self.queue.front() {
-            let (start, tokens) = self.legs.get(slot).prefill();
-            let fits = budget.requests > 0 && (budget.empty || tokens <= budget.tokens);
-            if !fits || !self.make_room(slot) {
+        while !self.queue.is_empty() && self.take_prompt(0, budget) {}
+    }
+
+    /// Takes the prompt at a place in the queue, if it fits and there is room.
+    fn take_prompt(&mut self, at: usize, budget: &mut Budget) -> bool {
+        let slot = self.queue[at].slot;
+        let (start, tokens) = self.legs.get(slot).prefill();
+        let fits = budget.requests > 0 && (budget.empty || tokens <= budget.tokens);
+        if !fits || !self.make_room(slot) {
+            return false;
+        }
+        budget.take(tokens);
+        self.queue.remove(at);
+        let leg = self.legs.get_mut(slot);
+        let samples = leg.work.samples_first() || leg.compute() == Compute::Evicted;
+        self.plan.prefills.push(Prefill { key: leg.key, start, tokens, samples, slot });
+        self.plan.prompt_tokens += tokens;
+        leg.set(|state| state.compute = Compute::Prefilling);
+        true
+    }
+
+    /// Where a pass would be empty, legs whose KV has landed go past prompts that wait for the very blocks they
+    /// hold: they have all they need, and once they decode they can give way.
+    fn take_landed(&mut self, budget: &mut Budget) {
+        let mut at = 0;
+        while at < self.queue.len() {
+            if self.wanted_blocks(self.queue[at].slot) > 0 {
+                at += 1;
+            } else if !self.take_prompt(at, budget) {
                 return;
             }
-            budget.take(tokens);
-            self.queue.pop_front();
-            let leg = self.legs.get_mut(slot);
-            let samples = leg.work.samples_first() || leg.compute() == Compute::Evicted;
-            self.plan.prefills.push(Prefill { key: leg.key, start, tokens, samples, slot });
-            self.plan.prompt_tokens += tokens;
-            leg.set(|state| state.compute = Compute::Prefilling);
         }
+    }
+
+    /// Blocks a leg lacks for its next prefill.
+    fn wanted_blocks(&self, slot: u32) -> u32 {
+        let leg = self.legs.get(slot);
+        self.blocks_for(leg.prefill_room_tokens()).saturating_sub(leg.table.len())
     }
 
     /// Blocks for a prompt, if they can be had without taking the handoff floor or the blocks that running decodes
     /// need in this very pass. An otherwise empty machine gives everything, so that one request can always finish.
     fn make_room(&mut self, slot: u32) -> bool {
-        let leg = self.legs.get(slot);
-        let wanted = self.blocks_for(leg.prefill_room_tokens()).saturating_sub(leg.table.len());
+        let wanted = self.wanted_blocks(slot);
         if wanted == 0 {
             return true;
         }

@@ -15,7 +15,7 @@ mod legs;
 mod pass;
 mod plan;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 pub use check::MachineFault;
 pub use plan::{BatchPlan, Prefill};
@@ -82,6 +82,10 @@ pub struct Machine {
     kv_tokens: u64,
     /// Blocks of the largest handoff so far: the default handoff floor.
     handoff_blocks_seen_max: u32,
+    /// Grants that came before the leg they are for: the commands about one handoff travel on two sessions.
+    early_grants: BTreeMap<LegKey, MachineId>,
+    /// The last incarnation lost under each index.
+    lost: BTreeMap<u32, u32>,
     granted: u32,
     grants_waiting: VecDeque<LegKey>,
     sending: u32,
@@ -117,6 +121,8 @@ impl Machine {
             pass_due: false,
             kv_tokens: 0,
             handoff_blocks_seen_max: 0,
+            early_grants: BTreeMap::new(),
+            lost: BTreeMap::new(),
             granted: 0,
             grants_waiting: VecDeque::new(),
             sending: 0,
@@ -202,6 +208,7 @@ impl Machine {
     fn compute(&mut self, key: LegKey, order: Order, work: Work) -> Result<Applied, EventError> {
         self.check_new(key, work)?;
         let slot = self.legs.insert(key, order, work, LegState::QUEUED);
+        self.legs.get_mut(slot).granted_by = self.early_grants.remove(&key);
         self.kv_tokens += u64::from(work.kv_tokens());
         self.enqueue(Queued { order, slot });
         Ok(Applied::Yes)
@@ -307,6 +314,10 @@ impl Machine {
     fn late(&mut self) -> Applied {
         self.counters.late += 1;
         Applied::Late
+    }
+
+    fn is_lost(&self, machine: MachineId) -> bool {
+        self.lost.get(&machine.index).is_some_and(|&incarnation| machine.incarnation <= incarnation)
     }
 
     fn blocks_for(&self, tokens: u32) -> u32 {

@@ -153,11 +153,8 @@ impl Machine {
         let (key, tokens) = (leg.key, leg.generated);
         if leg.is_sending() {
             self.stop_sending(slot, actions);
-            let leg = self.legs.get_mut(slot);
-            leg.aborted = true;
-            leg.set(|state| state.compute = Compute::Done);
+            self.legs.get_mut(slot).set(|state| state.compute = Compute::Done);
         } else {
-            self.acknowledge_abort(slot, actions);
             self.give_back(slot);
         }
         actions.push(MachineAction::Notify { notice: Notice::Finished { key, tokens } });
