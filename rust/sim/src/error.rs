@@ -49,6 +49,12 @@ pub enum SimError {
         /// What it waits for.
         state: String,
     },
+    /// The core refused an event or failed its own recount: a bug, to be reported with the run's options.
+    #[error("internal error: {reason}")]
+    Internal {
+        /// What does not hold.
+        reason: String,
+    },
     /// The caller asked to stop (Ctrl-C).
     #[error("interrupted")]
     Interrupted,

@@ -89,6 +89,16 @@ impl<E> EventQueue<E> {
         Some((next.time_ns, next.event))
     }
 
+    /// Moves the clock on without an event, to a time that no event precedes.
+    ///
+    /// # Panics
+    /// If an event lies before `time_ns`, or the clock is later.
+    pub fn move_to(&mut self, time_ns: u64) {
+        let next_ns = self.peek_time().unwrap_or(u64::MAX);
+        assert!(self.now_ns <= time_ns && time_ns <= next_ns, "the clock cannot move to {time_ns} ns");
+        self.now_ns = time_ns;
+    }
+
     /// Time of the next event.
     pub fn peek_time(&self) -> Option<u64> {
         if self.now_lane.is_empty() {

@@ -5,7 +5,13 @@ pub mod error;
 pub mod event_queue;
 pub mod links;
 pub mod machines;
+pub mod options;
 pub mod report;
+mod setup;
+mod simulate;
 pub mod workload;
+mod world;
 
 pub use error::SimError;
+pub use options::Options;
+pub use simulate::{Report, simulate};

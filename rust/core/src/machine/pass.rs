@@ -23,8 +23,9 @@ impl Machine {
             self.mark_ended(key);
         }
         self.running = false;
-        self.finish_prefills(actions);
+        // Decodes first: a leg that only now begins to decode has not sat this pass out.
         self.finish_decodes(actions);
+        self.finish_prefills(actions);
         Ok(Applied::Yes)
     }
 

@@ -55,6 +55,11 @@ impl Timeline {
         }
     }
 
+    /// Makes the width what a run up to `end_ns` has, so that the timelines of its pools share their buckets.
+    pub fn stretch(&mut self, end_ns: u64) {
+        self.reach(end_ns.saturating_sub(1));
+    }
+
     /// Width of a bucket now.
     pub fn width_ns(&self) -> u64 {
         self.width_ns
@@ -98,6 +103,15 @@ impl Timeline {
         self.buckets = merged.collect();
         self.width_ns *= 2;
     }
+}
+
+/// The timelines of a run's pools, over the same buckets.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Timelines {
+    /// Start of each bucket in seconds.
+    pub t_s: Vec<f64>,
+    /// Pools that have machines, by home role, and their batches.
+    pub pools: Vec<(String, Series)>,
 }
 
 impl Default for Timeline {

@@ -1,0 +1,223 @@
+//! From the options a user wrote to a run that can start: every option is checked here, before anything happens.
+
+use std::str::FromStr;
+
+use splitcore_core::config::{
+    ClusterConfig, Cut, MachineConfig, MixedReturn, PolicyKind, SECOND_NS, TransferRule,
+};
+use splitcore_core::event::{Link, Role};
+use splitcore_core::placement::Reserve;
+
+use crate::SimError;
+use crate::cost::{CostKind, CostModel, IdleReference, Profile};
+use crate::links::{Contention, Nic};
+use crate::machines::{MachineGroup, MachineKind, Model, kv_capacity_tokens, parse_groups};
+use crate::options::Options;
+use crate::workload::{Arrivals, Sampling, Source, Workload, WorkloadSpec};
+
+/// KV blocks without a memory limit: more than any run holds, and few enough for token counts to stay small.
+const UNLIMITED_BLOCKS: u32 = 1 << 27;
+
+/// One machine of the cluster to simulate.
+#[derive(Debug, Clone)]
+pub(crate) struct MachineSetup {
+    pub(crate) name: String,
+    pub(crate) role: Role,
+    pub(crate) kind: MachineKind,
+    /// Its entry in [`Setup::costs`].
+    pub(crate) cost: usize,
+    pub(crate) config: MachineConfig,
+    pub(crate) link: Link,
+    pub(crate) nic: Nic,
+}
+
+/// Everything a run needs.
+pub(crate) struct Setup {
+    pub(crate) model: Model,
+    pub(crate) cost_kind: CostKind,
+    pub(crate) costs: Vec<CostModel>,
+    pub(crate) reference: IdleReference,
+    pub(crate) machines: Vec<MachineSetup>,
+    pub(crate) cluster: ClusterConfig,
+    pub(crate) contention: Contention,
+    pub(crate) message_delay_ns: u64,
+    pub(crate) workload: Workload,
+    pub(crate) seed: u64,
+    pub(crate) check: bool,
+}
+
+impl Setup {
+    /// Checks the options and builds what they describe.
+    pub(crate) fn new(options: &Options) -> Result<Self, SimError> {
+        let model = Model::parse(&options.model)?;
+        let cost_kind = CostKind::from_str(&options.costs)?;
+        let groups = groups(options)?;
+        let cluster = cluster_config(options, model)?;
+        let link_bandwidth = checked_bandwidth(options.link_bandwidth)?;
+        let message_delay_ns = checked_delay_ns(options.message_delay_s)?;
+        let profile = match &options.profile {
+            Some(path) => Profile::load(path)?,
+            None => Profile::builtin(),
+        };
+        let reference = IdleReference::new(cost_kind, &profile, model)?;
+        let mut costs: Vec<(MachineKind, CostModel)> = Vec::new();
+        let mut machines = Vec::new();
+        for (role, group) in groups {
+            let cost = match costs.iter().position(|(kind, _)| *kind == group.kind) {
+                Some(cost) => cost,
+                None => {
+                    costs.push((group.kind, CostModel::new(cost_kind, &profile, model, group.kind)?));
+                    costs.len() - 1
+                }
+            };
+            let config = machine_config(model, group.kind, cost_kind, options.kv_limit)?;
+            let bytes_per_s = link_bandwidth.unwrap_or_else(|| group.kind.nic_bytes_per_s());
+            let link = Link { bytes_per_s, fixed_cost_ns: group.kind.hardware.fixed_cost_ns() };
+            let (send, receive) = (bytes_per_s as f64, bytes_per_s as f64);
+            let nic = Nic { send_bytes_per_s: send, receive_bytes_per_s: receive };
+            for _ in 0..group.count {
+                let name = machine_name(role, &machines);
+                machines.push(MachineSetup { name, role, kind: group.kind, cost, config, link, nic });
+            }
+        }
+        Ok(Self {
+            model,
+            cost_kind,
+            costs: costs.into_iter().map(|(_, cost)| cost).collect(),
+            reference,
+            machines,
+            cluster,
+            contention: if options.contention { Contention::On } else { Contention::Off },
+            message_delay_ns,
+            workload: workload_spec(options)?.build()?,
+            seed: options.seed,
+            check: options.check,
+        })
+    }
+}
+
+/// `p0`, `t1`, `m2`: the role's letter and a number within the role.
+fn machine_name(role: Role, before: &[MachineSetup]) -> String {
+    let letter = match role {
+        Role::Prompt => 'p',
+        Role::Token => 't',
+        Role::Mixed => 'm',
+    };
+    let number = before.iter().filter(|machine| machine.role == role).count();
+    format!("{letter}{number}")
+}
+
+fn groups(options: &Options) -> Result<Vec<(Role, MachineGroup)>, SimError> {
+    let sides = [
+        ("prompt", Role::Prompt, &options.prompt),
+        ("token", Role::Token, &options.token),
+        ("mixed", Role::Mixed, &options.mixed),
+    ];
+    if let Some(unsplit) = &options.unsplit {
+        if let Some((name, ..)) = sides.iter().find(|(_, _, text)| text.is_some()) {
+            let got = format!("`{unsplit}` beside `{name}`");
+            return Err(SimError::config("unsplit", "either an unsplit cluster or pools", got));
+        }
+        let groups = parse_groups("unsplit", unsplit)?;
+        return Ok(groups.into_iter().map(|group| (Role::Mixed, group)).collect());
+    }
+    let mut all = Vec::new();
+    for (name, role, text) in sides {
+        if let Some(text) = text {
+            all.extend(parse_groups(name, text)?.into_iter().map(|group| (role, group)));
+        }
+    }
+    let has = |role| all.iter().any(|&(of, _)| of == role);
+    let expected = "machines, as 26xdgx-a100, or mixed machines, or an unsplit cluster";
+    if !has(Role::Prompt) && !has(Role::Mixed) {
+        return Err(SimError::config("prompt", expected, "an empty pool"));
+    }
+    if !has(Role::Token) && !has(Role::Mixed) {
+        return Err(SimError::config("token", expected, "an empty pool"));
+    }
+    Ok(all)
+}
+
+fn machine_config(
+    model: Model,
+    kind: MachineKind,
+    cost_kind: CostKind,
+    kv_limit: bool,
+) -> Result<MachineConfig, SimError> {
+    let base = MachineConfig { report_interval_ns: SECOND_NS, ..MachineConfig::default() };
+    let capacity_tokens = kv_capacity_tokens(model, kind, cost_kind.weights())?;
+    let blocks = if kv_limit {
+        let blocks = capacity_tokens / u64::from(base.block_tokens);
+        u32::try_from(blocks).unwrap_or(UNLIMITED_BLOCKS)
+    } else {
+        UNLIMITED_BLOCKS
+    };
+    Ok(MachineConfig { blocks, ..base })
+}
+
+/// One of a few names, or an error that lists them.
+fn named<T: Copy>(option: &'static str, names: &[(&str, T)], text: &str) -> Result<T, SimError> {
+    names.iter().find(|(name, _)| *name == text).map(|&(_, value)| value).ok_or_else(|| {
+        let known: Vec<&str> = names.iter().map(|&(name, _)| name).collect();
+        SimError::config(option, known.join(", "), format!("`{text}`"))
+    })
+}
+
+fn cluster_config(options: &Options, model: Model) -> Result<ClusterConfig, SimError> {
+    let policies = PolicyKind::ALL.map(|(kind, name)| (name, kind));
+    let default_policy = if options.unsplit.is_some() { "jsq" } else { "splitwise" };
+    let policy = named("policy", &policies, options.policy.as_deref().unwrap_or(default_policy))?;
+    let transfers = [
+        ("auto", TransferRule::Auto),
+        ("serialized", TransferRule::Serialized),
+        ("layer-wise", TransferRule::LayerWise),
+    ];
+    let returns = [("drained", MixedReturn::Drained), ("idle", MixedReturn::Idle)];
+    let reserves = [("at-arrival", Reserve::AtArrival), ("at-source-done", Reserve::AtSourceDone)];
+    let cuts = [("at-prompt", Cut::AtPrompt), ("before-last", Cut::BeforeLast)];
+    let requests_max = options.max_in_flight.unwrap_or(u32::MAX);
+    if requests_max == 0 {
+        return Err(SimError::config("max_in_flight", "at least 1", 0));
+    }
+    Ok(ClusterConfig {
+        policy,
+        mixed_return: named("mixed_return", &returns, &options.mixed_return)?,
+        reserve: named("reserve", &reserves, &options.reserve)?,
+        cut: named("cut", &cuts, &options.cut)?,
+        transfer: named("transfer", &transfers, &options.transfer)?,
+        kv_bytes_per_token: Some(model.kv_bytes_per_token()),
+        requests_max,
+        seed: options.seed,
+        ..ClusterConfig::default()
+    })
+}
+
+fn checked_bandwidth(bytes_per_s: Option<f64>) -> Result<Option<u64>, SimError> {
+    match bytes_per_s {
+        None => Ok(None),
+        Some(rate) if (1.0..1e18).contains(&rate) => Ok(Some(rate as u64)),
+        Some(rate) => Err(SimError::config("link_bandwidth", "at least 1 byte a second", rate)),
+    }
+}
+
+fn checked_delay_ns(delay_s: f64) -> Result<u64, SimError> {
+    if (0.0..=3600.0).contains(&delay_s) {
+        Ok((delay_s * 1e9).round() as u64)
+    } else {
+        Err(SimError::config("message_delay", "seconds from 0 to 3600", delay_s))
+    }
+}
+
+fn workload_spec(options: &Options) -> Result<WorkloadSpec, SimError> {
+    let arrivals = options.arrivals.as_deref().map(Arrivals::from_str).transpose()?;
+    Ok(WorkloadSpec {
+        source: Source::from(options.trace.as_str()),
+        rate_rps: options.rate,
+        duration_s: options.duration_s,
+        arrivals,
+        cv: options.cv,
+        sampling: Sampling::from_str(&options.sampling)?,
+        seed: options.seed,
+        requests: options.requests,
+    })
+}

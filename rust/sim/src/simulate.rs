@@ -1,0 +1,142 @@
+//! A whole run: options in, report out.
+
+use std::time::Instant;
+
+use splitcore_core::event::Role;
+
+use crate::SimError;
+use crate::cost::CostKind;
+use crate::options::Options;
+use crate::report::{
+    Inputs, PoolMoves, Reference, RequestRecord, RequestRow, RunFacts, SloLimits, Summary, TbtRule, Timelines,
+};
+use crate::setup::Setup;
+use crate::world::{World, role_name};
+
+/// Events between two calls of the control function.
+const EVENTS_PER_CALL: u64 = 1 << 16;
+/// The watchdog's patience: events without an end of a request, and more for each machine, since at the start every
+/// machine may run a long request.
+const PATIENCE_EVENTS: u64 = 1_000_000;
+const PATIENCE_EVENTS_PER_MACHINE: u64 = 20_000;
+
+/// What a run leaves.
+#[derive(Debug, Clone)]
+pub struct Report {
+    /// All metrics.
+    pub summary: Summary,
+    /// Each request, by id.
+    pub requests: Vec<RequestRecord>,
+    /// Each request in whole nanoseconds, for files.
+    pub rows: Vec<RequestRow>,
+    /// Batch sizes over time.
+    pub timeline: Timelines,
+    /// Names of the machines that requests refer to by index.
+    pub machine_names: Vec<String>,
+}
+
+/// Runs a workload through a simulated cluster.
+///
+/// `control` is called every 65,536 events with requests ended and requests in all; it returns false to stop.
+/// The same options give the same report, `wall_s` apart.
+///
+/// # Errors
+/// Bad options or input files, before anything runs; a stuck run; an interruption.
+pub fn simulate(options: &Options, control: &mut dyn FnMut(u64, u64) -> bool) -> Result<Report, SimError> {
+    let setup = Setup::new(options)?;
+    let started = Instant::now();
+    let mut world = World::new(&setup)?;
+    run(&mut world, &setup, control)?;
+    let wall_s = started.elapsed().as_secs_f64();
+    Ok(report(&world, &setup, options, wall_s))
+}
+
+fn run(world: &mut World, setup: &Setup, control: &mut dyn FnMut(u64, u64) -> bool) -> Result<(), SimError> {
+    let total = setup.workload.requests.len() as u64;
+    let patience = PATIENCE_EVENTS + PATIENCE_EVENTS_PER_MACHINE * setup.machines.len() as u64;
+    let (mut ended, mut ended_at_event) = (0, 0);
+    while world.step()? {
+        if world.ended != ended {
+            ended = world.ended;
+            ended_at_event = world.events;
+        } else if world.events - ended_at_event > patience && world.pending() > 0 {
+            return Err(stuck(world, world.events - ended_at_event));
+        }
+        if world.events % EVENTS_PER_CALL == 0 && !control(world.ended as u64, total) {
+            return Err(SimError::Interrupted);
+        }
+    }
+    if world.is_over() { Ok(()) } else { Err(stuck(world, world.events - ended_at_event)) }
+}
+
+fn stuck(world: &World, events: u64) -> SimError {
+    let (request, state) = world.stuck();
+    SimError::Stuck { events, pending: world.pending() as u64, request, state }
+}
+
+fn report(world: &World, setup: &Setup, options: &Options, wall_s: f64) -> Report {
+    let rows = world.rows();
+    let tbt_rule = match setup.cost_kind {
+        CostKind::Measured => TbtRule::MeanGap,
+        CostKind::SplitwiseSim => TbtRule::AsPublished,
+    };
+    let reference = |prompt: u32, output: u32| Reference {
+        ttft_ns: setup.reference.ttft_ns(prompt),
+        tbt_ns: setup.reference.tbt_ns(prompt, output),
+        e2e_ns: setup.reference.e2e_ns(prompt, output),
+    };
+    let counters = world.cluster().counters();
+    let machine_counters = world.machines().iter().map(splitcore_core::machine::Machine::counters);
+    let (evictions, pauses) =
+        machine_counters.fold((0, 0), |sum, each| (sum.0 + each.evicted, sum.1 + each.paused));
+    let summary = Summary::new(Inputs {
+        rows: &rows,
+        gaps: &world.gaps,
+        transfers: &world.transfer_tally,
+        machines: &world.tallies,
+        tbt_rule,
+        limits: SloLimits::default(),
+        reference: &reference,
+        pools: PoolMoves { to_mixed: counters.to_mixed, to_home: counters.to_home },
+        facts: RunFacts {
+            out_of_range_lookups: world.out_of_range_lookups,
+            cost_model: setup.cost_kind.to_string(),
+            policy: setup.cluster.policy.name().to_string(),
+            model: setup.model.to_string(),
+            trace: setup.workload.name.clone(),
+            transfer_mode: options.transfer.clone(),
+            seed: setup.seed,
+            evictions,
+            pauses,
+            events: world.events,
+            duration_ns: world.last_end_ns,
+            wall_s,
+            digest: world.digest.finish(),
+        },
+    });
+    let record =
+        |row: &RequestRow| RequestRecord::new(row, tbt_rule, reference(row.prompt_tokens, row.output_tokens));
+    Report {
+        summary,
+        requests: rows.iter().map(record).collect(),
+        rows,
+        timeline: timelines(world, setup),
+        machine_names: setup.machines.iter().map(|machine| machine.name.clone()).collect(),
+    }
+}
+
+fn timelines(world: &World, setup: &Setup) -> Timelines {
+    let mut all = Timelines { t_s: Vec::new(), pools: Vec::new() };
+    for role in [Role::Prompt, Role::Token, Role::Mixed] {
+        let machines = setup.machines.iter().filter(|machine| machine.role == role).count();
+        if machines == 0 {
+            continue;
+        }
+        let mut timeline = world.timelines[role as usize].clone();
+        timeline.stretch(world.last_end_ns);
+        let series = timeline.series(world.last_end_ns, machines as u32);
+        all.t_s.clone_from(&series.t_s);
+        all.pools.push((role_name(role).to_string(), series));
+    }
+    all
+}

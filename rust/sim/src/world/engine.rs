@@ -1,0 +1,179 @@
+//! The engine of each machine: how long a pass takes, and which tokens it makes. It alone knows output lengths.
+
+use splitcore_core::event::MachineEvent;
+use splitcore_core::id::LegKey;
+use splitcore_core::machine::BatchPlan;
+
+use super::{Event, World};
+use crate::SimError;
+use crate::cost::Pass;
+use crate::report::{NO_TIME_NS, Outcome, RequestRow};
+use crate::setup::MachineSetup;
+use crate::workload::TraceRequest;
+
+/// A machine's engine.
+#[derive(Debug)]
+pub(super) struct Engine {
+    /// Its cost model.
+    cost: usize,
+    /// Its place in [`World::timelines`].
+    timeline: usize,
+    /// The legs that end with the running pass, as the event that will say so.
+    done: MachineEvent,
+    started_ns: u64,
+}
+
+impl Engine {
+    pub(super) fn new(machine: &MachineSetup) -> Self {
+        Self {
+            cost: machine.cost,
+            timeline: machine.role as usize,
+            done: MachineEvent::IterationDone { pass: 0, ended: Vec::new() },
+            started_ns: 0,
+        }
+    }
+}
+
+/// The output of one request.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Stream {
+    arrival_ns: u64,
+    /// Tokens the engine will still make.
+    left: u32,
+    last_token_ns: u64,
+    ttft_ns: u64,
+    gap_max_ns: u64,
+    pub(super) prompt_machine: i32,
+    pub(super) token_machine: i32,
+    pub(super) attempts: u32,
+    pub(super) outcome: Outcome,
+    /// Its transfer under way.
+    pub(super) transfer: Option<u32>,
+}
+
+impl Stream {
+    pub(super) fn new(request: &TraceRequest) -> Self {
+        Self {
+            arrival_ns: request.arrival_ns,
+            left: request.output_tokens,
+            last_token_ns: NO_TIME_NS,
+            ttft_ns: NO_TIME_NS,
+            gap_max_ns: 0,
+            prompt_machine: -1,
+            token_machine: -1,
+            attempts: 0,
+            outcome: Outcome::Unfinished,
+            transfer: None,
+        }
+    }
+
+    /// One more token now. Returns the gap since the last one, if there was one.
+    fn emit(&mut self, now_ns: u64) -> Option<u64> {
+        self.left -= 1;
+        if self.last_token_ns == NO_TIME_NS {
+            self.last_token_ns = now_ns;
+            self.ttft_ns = now_ns - self.arrival_ns;
+            return None;
+        }
+        let gap_ns = now_ns - self.last_token_ns;
+        self.last_token_ns = now_ns;
+        self.gap_max_ns = self.gap_max_ns.max(gap_ns);
+        Some(gap_ns)
+    }
+
+    pub(super) fn row(&self, id: u64, request: &TraceRequest) -> RequestRow {
+        let finished = self.outcome == Outcome::Finished;
+        RequestRow {
+            request_id: id,
+            arrival_ns: request.arrival_ns,
+            prompt_tokens: request.prompt_tokens,
+            output_tokens: request.output_tokens,
+            ttft_ns: self.ttft_ns,
+            e2e_ns: if finished { self.last_token_ns - self.arrival_ns } else { NO_TIME_NS },
+            tbt_max_ns: if self.gap_max_ns > 0 { self.gap_max_ns } else { NO_TIME_NS },
+            prompt_machine: self.prompt_machine,
+            token_machine: self.token_machine,
+            attempts: self.attempts,
+            outcome: self.outcome,
+        }
+    }
+}
+
+/// A plan as the cost model sees it.
+fn pass_of(plan: &BatchPlan) -> Pass {
+    let tokens = plan.prefills.iter().map(|prefill| prefill.tokens);
+    Pass {
+        prompts: plan.prefills.len() as u32,
+        prompt_tokens: plan.prompt_tokens,
+        prompt_tokens_min: tokens.clone().min().unwrap_or(0),
+        prompt_tokens_max: tokens.max().unwrap_or(0),
+        decodes: plan.decodes.len() as u32,
+        context_tokens: plan.context_tokens,
+        context_tokens_max: plan.context_tokens_max,
+    }
+}
+
+impl World {
+    pub(super) fn run_pass(&mut self, machine: u32) {
+        let at = machine as usize;
+        let plan = self.machines[at].plan();
+        let engine = &mut self.engines[at];
+        let cost = self.costs[engine.cost].pass_ns(&pass_of(plan));
+        engine.started_ns = self.now_ns;
+        self.out_of_range_lookups += u64::from(cost.out_of_range);
+        let (decodes, prompt_tokens) = (plan.decodes.len() as u32, plan.prompt_tokens);
+        let end_ns = self.now_ns + cost.ns;
+        self.tallies[at].record_pass(cost.ns, prompt_tokens, decodes);
+        self.tallies[at].record_kv(self.machines[at].report().kv_tokens);
+        self.timelines[engine.timeline].add(self.now_ns, end_ns, decodes, prompt_tokens);
+        self.queue.push(end_ns, Event::PassEnds(machine));
+        for index in 0..self.machines[at].plan().puts.len() {
+            let put = self.machines[at].plan().puts[index];
+            self.start_layer_wise(machine, &put, cost.ns);
+        }
+    }
+
+    pub(super) fn pass_ends(&mut self, machine: u32) -> Result<(), SimError> {
+        let at = machine as usize;
+        let blank = MachineEvent::IterationDone { pass: 0, ended: Vec::new() };
+        let mut done = std::mem::replace(&mut self.engines[at].done, blank);
+        if let MachineEvent::IterationDone { pass, ended } = &mut done {
+            *pass = self.machines[at].plan().pass;
+            ended.clear();
+            self.log(7, machine, *pass);
+            self.emit_tokens(at, ended);
+        }
+        let result = self.tell_machine(machine, &done);
+        // The event keeps its buffer for the next pass.
+        self.engines[at].done = done;
+        result
+    }
+
+    /// Every request of the pass gets a token, unless its prompt needs more than this leg.
+    fn emit_tokens(&mut self, at: usize, ended: &mut Vec<LegKey>) {
+        let plan = self.machines[at].plan();
+        let sampled = plan.prefills.iter().filter(|prefill| prefill.samples).map(|prefill| prefill.key);
+        let (mut gap_ns, mut count) = (0, 0);
+        for key in sampled.chain(plan.decodes.iter().copied()) {
+            let stream = &mut self.streams[key.request.0 as usize];
+            // Requests that decode together share the gap, so it is counted once for a run of equals.
+            if let Some(gap) = stream.emit(self.now_ns) {
+                if gap != gap_ns && count > 0 {
+                    self.gaps.record_n(gap_ns, count);
+                    count = 0;
+                }
+                gap_ns = gap;
+                count += 1;
+            }
+            if stream.left == 0 {
+                ended.push(key);
+                stream.outcome = Outcome::Finished;
+                self.ended += 1;
+                self.last_end_ns = self.now_ns;
+            }
+        }
+        if count > 0 {
+            self.gaps.record_n(gap_ns, count);
+        }
+    }
+}

@@ -1,0 +1,386 @@
+//! The simulated world: one Cluster, n Machines, the messages between them, an engine for each machine and the
+//! links. It decides nothing about scheduling; it carries out what the core asks for and tells it what happened.
+//!
+//! Events are ordered by (time, sequence). Messages without delay take the same queue, so a run with and without
+//! delay is one code path.
+
+mod engine;
+mod messages;
+mod transfers;
+
+use splitcore_core::cluster::Cluster;
+use splitcore_core::event::{
+    Arrival, ClusterAction, ClusterEvent, Join, MachineAction, MachineEvent, Outcome as CoreOutcome,
+};
+use splitcore_core::id::{LegKey, MachineId};
+use splitcore_core::machine::Machine;
+use splitcore_core::time::Time;
+
+use crate::SimError;
+use crate::cost::CostModel;
+use crate::event_queue::EventQueue;
+use crate::links::Links;
+use crate::report::{Digest, GapHistogram, MachineTally, Outcome, RequestRow, Timeline, TransferTally};
+use crate::setup::Setup;
+use crate::workload::TraceRequest;
+use engine::{Engine, Stream};
+use messages::{Message, Messages};
+use transfers::Transfers;
+
+/// What happens next. Small, because the heap moves it around; messages lie beside it.
+#[derive(Debug, Clone, Copy)]
+enum Event {
+    /// A message arrives: its place in [`Messages`].
+    Message(u32),
+    /// A machine's pass ends.
+    PassEnds(u32),
+    /// The earliest flow may have ended.
+    LinksTimer,
+    /// A transfer's last layer is across: its place in [`Transfers`].
+    Lands(u32),
+    /// A stopped transfer writes no more.
+    Fenced { machine: u32, key: LegKey },
+    /// A machine's deadline may have come.
+    MachineTick(u32),
+    /// The Cluster's deadline may have come.
+    ClusterTick,
+}
+
+/// The state of a run.
+pub(crate) struct World {
+    now_ns: u64,
+    queue: EventQueue<Event>,
+    messages: Messages,
+    message_delay_ns: u64,
+    cluster: Cluster,
+    machines: Vec<Machine>,
+    engines: Vec<Engine>,
+    costs: Vec<CostModel>,
+    kv_bytes_per_token: u64,
+    fixed_costs_ns: Vec<u64>,
+    links: Links,
+    transfers: Transfers,
+    requests: Vec<TraceRequest>,
+    streams: Vec<Stream>,
+    next_arrival: usize,
+    machine_tick_armed: Vec<bool>,
+    cluster_tick_armed: Option<u64>,
+    cluster_actions: Vec<ClusterAction>,
+    machine_actions: Vec<MachineAction>,
+    pub(crate) gaps: GapHistogram,
+    pub(crate) transfer_tally: TransferTally,
+    pub(crate) tallies: Vec<MachineTally>,
+    /// Batch sizes over time by home role: prompt, token, mixed.
+    pub(crate) timelines: [Timeline; 3],
+    pub(crate) digest: Digest,
+    pub(crate) events: u64,
+    pub(crate) out_of_range_lookups: u64,
+    /// Requests that are over.
+    pub(crate) ended: usize,
+    pub(crate) last_end_ns: u64,
+    check: bool,
+}
+
+impl World {
+    /// Machines joined, nothing arrived.
+    pub(crate) fn new(setup: &Setup) -> Result<Self, SimError> {
+        let mut cluster = Cluster::new(setup.cluster).map_err(|error| internal(&error))?;
+        let mut machines = Vec::new();
+        let mut actions = Vec::new();
+        for (index, machine) in setup.machines.iter().enumerate() {
+            let id = MachineId { index: index as u32, incarnation: 1 };
+            let made = Machine::new(id, machine.config).map_err(|error| internal(&error))?;
+            let join = Join {
+                machine: id,
+                role: machine.role,
+                kv_capacity_tokens: machine.config.capacity_tokens(),
+                speed_weight: 1,
+                link: Some(machine.link),
+            };
+            let joined = cluster.handle(Time::ZERO, &ClusterEvent::Join(join), &mut actions);
+            let _ = joined.map_err(|error| internal(&error))?;
+            machines.push(made);
+        }
+        let nics: Vec<_> = setup.machines.iter().map(|machine| machine.nic).collect();
+        let count = machines.len();
+        let tally = |machine: &crate::setup::MachineSetup| {
+            let mut tally = MachineTally::new(machine.name.clone(), role_name(machine.role));
+            tally.hardware = Some(machine.kind.to_string());
+            tally
+        };
+        Ok(Self {
+            now_ns: 0,
+            queue: EventQueue::with_capacity(4 * count),
+            messages: Messages::default(),
+            message_delay_ns: setup.message_delay_ns,
+            cluster,
+            engines: setup.machines.iter().map(Engine::new).collect(),
+            costs: setup.costs.clone(),
+            kv_bytes_per_token: setup.model.kv_bytes_per_token(),
+            fixed_costs_ns: setup.machines.iter().map(|machine| machine.link.fixed_cost_ns).collect(),
+            links: Links::new(&nics, setup.contention),
+            transfers: Transfers::default(),
+            streams: setup.workload.requests.iter().map(Stream::new).collect(),
+            requests: setup.workload.requests.clone(),
+            next_arrival: 0,
+            machine_tick_armed: vec![false; count],
+            cluster_tick_armed: None,
+            cluster_actions: Vec::new(),
+            machine_actions: Vec::new(),
+            gaps: GapHistogram::new(),
+            transfer_tally: TransferTally::default(),
+            tallies: setup.machines.iter().map(tally).collect(),
+            timelines: [Timeline::new(), Timeline::new(), Timeline::new()],
+            digest: Digest::new(),
+            events: 0,
+            out_of_range_lookups: 0,
+            ended: 0,
+            last_end_ns: 0,
+            check: setup.check,
+            machines,
+        })
+    }
+
+    /// Handles the next event. Returns false when there is none left.
+    pub(crate) fn step(&mut self) -> Result<bool, SimError> {
+        // Arrivals are known from the start, so at equal times they come first.
+        let arrival = self.requests.get(self.next_arrival).map(|request| request.arrival_ns);
+        let arrives = arrival.is_some_and(|at| self.queue.peek_time().is_none_or(|next| at <= next));
+        if let (true, Some(at)) = (arrives, arrival) {
+            self.now_ns = at;
+            self.queue.move_to(at);
+            self.arrive()?;
+        } else if let Some((now, event)) = self.queue.pop() {
+            self.now_ns = now;
+            self.happen(event)?;
+        } else {
+            return Ok(false);
+        }
+        self.events += 1;
+        self.arm_links();
+        if self.check {
+            self.check_all()?;
+        }
+        Ok(true)
+    }
+
+    fn happen(&mut self, event: Event) -> Result<(), SimError> {
+        match event {
+            Event::Message(at) => self.deliver(at),
+            Event::PassEnds(machine) => self.pass_ends(machine),
+            Event::LinksTimer => self.flows_end(),
+            Event::Lands(transfer) => self.land(transfer),
+            Event::Fenced { machine, key } => self.fenced(machine, key),
+            Event::MachineTick(machine) => {
+                self.machine_tick_armed[machine as usize] = false;
+                self.log(1, machine, 0);
+                self.tell_machine(machine, &MachineEvent::Tick)
+            }
+            Event::ClusterTick => {
+                self.cluster_tick_armed = None;
+                self.log(2, 0, 0);
+                self.tell_cluster(&ClusterEvent::Tick)
+            }
+        }
+    }
+
+    fn arrive(&mut self) -> Result<(), SimError> {
+        let id = self.next_arrival as u64;
+        let request = self.requests[self.next_arrival];
+        self.next_arrival += 1;
+        self.log(3, request.prompt_tokens, id);
+        let arrival = Arrival::new(id, request.prompt_tokens, request.output_tokens);
+        self.tell_cluster(&ClusterEvent::Arrive(arrival))
+    }
+
+    fn deliver(&mut self, at: u32) -> Result<(), SimError> {
+        match self.messages.take(at) {
+            Message::ToCluster { from, notice } => {
+                let (tag, id) = messages::notice_tag(&notice);
+                self.log(16 + tag, from.index, id);
+                self.tell_cluster(&ClusterEvent::Notice { from, notice })
+            }
+            Message::ToMachine { to, seq, command } => {
+                let (tag, id) = messages::command_tag(&command);
+                self.log(32 + tag, to, id);
+                self.tell_machine(to, &MachineEvent::Command { seq, command })
+            }
+            Message::Peer { to, from, message } => {
+                let (tag, id) = messages::peer_tag(&message);
+                self.log(48 + tag, to, id);
+                self.tell_machine(to, &MachineEvent::Peer { from, message })
+            }
+        }
+    }
+
+    fn tell_cluster(&mut self, event: &ClusterEvent) -> Result<(), SimError> {
+        let mut actions = std::mem::take(&mut self.cluster_actions);
+        let result = self.cluster.handle(Time::from_ns(self.now_ns), event, &mut actions);
+        // A late event is counted by the core; there is nothing to do about it here.
+        let _ = result.map_err(|error| internal(&error))?;
+        for action in actions.drain(..) {
+            self.carry_out(action);
+        }
+        self.cluster_actions = actions;
+        self.arm_cluster();
+        Ok(())
+    }
+
+    fn carry_out(&mut self, action: ClusterAction) {
+        match action {
+            ClusterAction::Command { to, seq, command } => {
+                self.post(Message::ToMachine { to: to.index, seq, command });
+            }
+            ClusterAction::Placed(placement) => {
+                let machine = |id: Option<MachineId>| id.map_or(-1, |id| id.index as i32);
+                let stream = &mut self.streams[placement.request.0 as usize];
+                stream.prompt_machine = machine(placement.prompt());
+                stream.token_machine = machine(placement.token());
+                stream.attempts = placement.attempt.0;
+                let pair = (stream.prompt_machine as u32, stream.token_machine as u32);
+                self.log(4, pair.0, u64::from(pair.1));
+            }
+            ClusterAction::Rejected { request, .. } => {
+                self.log(5, 0, request.0);
+                self.end(request.0, Outcome::Rejected);
+            }
+            ClusterAction::Ended { request, outcome } => {
+                // A finished request ended at its last token, before the Cluster heard of it.
+                if !matches!(outcome, CoreOutcome::Finished) {
+                    self.end(request.0, Outcome::Failed);
+                }
+            }
+            ClusterAction::Moved { machine, pool } => self.log(6, machine.index, pool as u64),
+            ClusterAction::Parked { .. } | ClusterAction::Drained { .. } => {}
+        }
+    }
+
+    fn tell_machine(&mut self, machine: u32, event: &MachineEvent) -> Result<(), SimError> {
+        let mut actions = std::mem::take(&mut self.machine_actions);
+        let at = machine as usize;
+        let result = self.machines[at].handle(Time::from_ns(self.now_ns), event, &mut actions);
+        let _ = result.map_err(|error| internal(&error))?;
+        let from = self.machines[at].id();
+        for action in actions.drain(..) {
+            match action {
+                MachineAction::Notify { notice } => self.post(Message::ToCluster { from, notice }),
+                MachineAction::Peer { to, message } => {
+                    self.post(Message::Peer { to: to.index, from, message });
+                }
+                MachineAction::Run { .. } => self.run_pass(machine),
+                MachineAction::Put(put) => self.start_serialized(machine, &put),
+                MachineAction::StopPut { key } => self.stop_transfer(machine, key),
+            }
+        }
+        self.machine_actions = actions;
+        self.arm_machine(machine);
+        Ok(())
+    }
+
+    fn post(&mut self, message: Message) {
+        let at = self.messages.put(message);
+        self.queue.push(self.now_ns + self.message_delay_ns, Event::Message(at));
+    }
+
+    fn arm_machine(&mut self, machine: u32) {
+        let at = machine as usize;
+        if self.machine_tick_armed[at] {
+            return;
+        }
+        if let Some(due) = self.machines[at].next_deadline() {
+            self.machine_tick_armed[at] = true;
+            self.queue.push(due.as_ns().max(self.now_ns), Event::MachineTick(machine));
+        }
+    }
+
+    fn arm_cluster(&mut self) {
+        let Some(due) = self.cluster.next_deadline() else { return };
+        let due = due.as_ns().max(self.now_ns);
+        if self.cluster_tick_armed.is_none_or(|armed| due < armed) {
+            self.cluster_tick_armed = Some(due);
+            self.queue.push(due, Event::ClusterTick);
+        }
+    }
+
+    fn arm_links(&mut self) {
+        if let Some(due) = self.links.arm() {
+            self.queue.push(due, Event::LinksTimer);
+        }
+    }
+
+    /// Enters an event into the digest.
+    fn log(&mut self, tag: u64, machine: u32, id: u64) {
+        self.digest.fold_all(&[self.now_ns, tag << 32 | u64::from(machine), id]);
+    }
+
+    fn end(&mut self, id: u64, outcome: Outcome) {
+        let stream = &mut self.streams[id as usize];
+        stream.outcome = outcome;
+        self.ended += 1;
+        self.last_end_ns = self.last_end_ns.max(self.now_ns);
+    }
+
+    /// Requests that have arrived and are not over.
+    pub(crate) fn pending(&self) -> usize {
+        self.next_arrival - self.ended
+    }
+
+    /// Whether every request has arrived and ended.
+    pub(crate) fn is_over(&self) -> bool {
+        self.ended == self.requests.len()
+    }
+
+    /// The oldest request that has not ended, and what it waits for.
+    pub(crate) fn stuck(&self) -> (u64, String) {
+        let at = self.streams[..self.next_arrival]
+            .iter()
+            .position(|stream| stream.outcome == Outcome::Unfinished)
+            .unwrap_or(0);
+        let request = splitcore_core::id::RequestId(at as u64);
+        let state = match self.cluster.attempt(request) {
+            None => "unknown to the Cluster".to_string(),
+            Some(attempt) => {
+                let key = LegKey { request, attempt };
+                let legs = self.machines.iter().enumerate().filter_map(|(index, machine)| {
+                    let (state, _) = machine.leg(key)?;
+                    Some(format!("{} has {state:?}", self.tallies[index].name))
+                });
+                let legs: Vec<String> = legs.collect();
+                if legs.is_empty() { "on no machine".to_string() } else { legs.join(", ") }
+            }
+        };
+        (at as u64, state)
+    }
+
+    pub(crate) fn rows(&self) -> Vec<RequestRow> {
+        let pairs = self.streams.iter().zip(&self.requests).enumerate();
+        pairs.map(|(id, (stream, request))| stream.row(id as u64, request)).collect()
+    }
+
+    pub(crate) fn cluster(&self) -> &Cluster {
+        &self.cluster
+    }
+
+    pub(crate) fn machines(&self) -> &[Machine] {
+        &self.machines
+    }
+
+    fn check_all(&self) -> Result<(), SimError> {
+        self.cluster.check().map_err(|fault| internal(&fault))?;
+        self.machines.iter().try_for_each(|machine| machine.check().map_err(|fault| internal(&fault)))
+    }
+}
+
+/// A role as reports call it.
+pub(crate) fn role_name(role: splitcore_core::event::Role) -> &'static str {
+    match role {
+        splitcore_core::event::Role::Prompt => "prompt",
+        splitcore_core::event::Role::Token => "token",
+        splitcore_core::event::Role::Mixed => "mixed",
+    }
+}
+
+/// The core refused what the simulator told it, or failed its own recount: a bug here or there.
+fn internal(error: &dyn std::fmt::Display) -> SimError {
+    SimError::Internal { reason: error.to_string() }
+}
