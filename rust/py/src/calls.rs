@@ -345,7 +345,10 @@ impl State {
     }
 
     /// The start of a `handle` call: its time, and what is to be done before its events.
-    pub(crate) fn begin_events(&mut self, now_ns: Option<u64>) -> Result<(Time, Vec<ClusterAction>), EventError> {
+    pub(crate) fn begin_events(
+        &mut self,
+        now_ns: Option<u64>,
+    ) -> Result<(Time, Vec<ClusterAction>), EventError> {
         let now = self.clock.read(now_ns);
         let mut actions = std::mem::take(&mut self.owed.actions);
         if self.core.next_deadline().is_some_and(|due| due <= now) {

@@ -19,9 +19,7 @@ impl Clock {
 
     /// The caller's time, else the clock's.
     pub(crate) fn read(&self, given_ns: Option<u64>) -> Time {
-        given_ns.map_or_else(
-            || self.origin_time.after(self.origin.elapsed().as_nanos() as u64),
-            Time::from_ns,
-        )
+        given_ns
+            .map_or_else(|| self.origin_time.after(self.origin.elapsed().as_nanos() as u64), Time::from_ns)
     }
 }

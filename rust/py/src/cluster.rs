@@ -168,7 +168,8 @@ impl Cluster {
             "unsplit" => Role::Mixed,
             _ => errors::word(py, "role", role, "prompt, token, mixed or unsplit")?,
         };
-        let counts = [("kv_blocks", kv_blocks), ("block_tokens", block_tokens), ("speed_weight", speed_weight)];
+        let counts =
+            [("kv_blocks", kv_blocks), ("block_tokens", block_tokens), ("speed_weight", speed_weight)];
         if let Some((option, _)) = counts.into_iter().find(|&(_, count)| count == 0) {
             return Err(errors::config(py, option, "at least 1", 0));
         }
@@ -340,12 +341,13 @@ impl Cluster {
         let (placements, expired) = self.with(py, |state| {
             let (placements, expired) = state.poll(now_ns)?;
             let names = state.names.by_index();
-            let named = placements.into_iter().map(|placement| (placement, Named::new(py, &placement, names)));
+            let named =
+                placements.into_iter().map(|placement| (placement, Named::new(py, &placement, names)));
             Ok((named.collect::<Vec<_>>(), expired))
         })?;
-        let placements = placements.into_iter().map(|(placement, named)| {
-            Py::new(py, Placement::new(placement, named.ok_or_else(unnamed)?))
-        });
+        let placements = placements
+            .into_iter()
+            .map(|(placement, named)| Py::new(py, Placement::new(placement, named.ok_or_else(unnamed)?)));
         Ok(Polled { placements: placements.collect::<PyResult<_>>()?, expired })
     }
 
@@ -408,7 +410,8 @@ impl Cluster {
         let events = events::read(events)?;
         let outcome = self.with(py, |state| {
             let (now, actions) = state.begin_events(now_ns)?;
-            let outcome = Outcome::of(events, actions, |event, actions| state.core.handle(now, event, actions));
+            let outcome =
+                Outcome::of(events, actions, |event, actions| state.core.handle(now, event, actions));
             state.names.fill(py, state.core.machines_len());
             Ok(outcome)
         })?;

@@ -3,21 +3,36 @@
 use pyo3::exceptions::{PyException, PyKeyboardInterrupt, PyOverflowError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::PyString;
-use pyo3::{PyTypeInfo, create_exception};
+use pyo3::{BoundObject, PyTypeInfo, create_exception};
+use pythonize::depythonize;
 use splitcore_core::config::ConfigError as CoreConfigError;
 use splitcore_core::error::{EventError as CoreEventError, Rejection};
-use pythonize::depythonize;
 use splitcore_sim::SimError;
 
-create_exception!(splitcore._native, SplitcoreError, PyException, "Every error that splitcore raises on purpose.");
+create_exception!(
+    splitcore._native,
+    SplitcoreError,
+    PyException,
+    "Every error that splitcore raises on purpose."
+);
 create_exception!(splitcore._native, ConfigError, SplitcoreError, "An option is out of range.");
 create_exception!(splitcore._native, InputError, SplitcoreError, "A field of an input file is bad.");
 create_exception!(splitcore._native, RejectedError, SplitcoreError, "An arrival was not accepted.");
 create_exception!(splitcore._native, UnknownIdError, SplitcoreError, "There is no such machine or request.");
 create_exception!(splitcore._native, DuplicateRequestError, SplitcoreError, "A request of this id is live.");
-create_exception!(splitcore._native, DuplicateMachineError, SplitcoreError, "A machine of this name is present.");
+create_exception!(
+    splitcore._native,
+    DuplicateMachineError,
+    SplitcoreError,
+    "A machine of this name is present."
+);
 create_exception!(splitcore._native, EventError, SplitcoreError, "An event cannot be applied.");
-create_exception!(splitcore._native, SimulationStuckError, SplitcoreError, "Events go on but no request ends.");
+create_exception!(
+    splitcore._native,
+    SimulationStuckError,
+    SplitcoreError,
+    "Events go on but no request ends."
+);
 
 /// Why a call could not be answered. Told apart inside the lock, made an exception outside of it.
 #[derive(Debug)]
@@ -169,7 +184,7 @@ pub(crate) fn sim(py: Python<'_>, error: SimError) -> PyErr {
         SimError::Stuck { request, .. } => {
             Fields::new(py).with("request_id", request).raise::<SimulationStuckError>(text)
         }
-        SimError::Io { .. } => SplitcoreError::new_err(text),
+        SimError::Io { .. } | SimError::Internal { .. } => SplitcoreError::new_err(text),
         SimError::Interrupted => PyKeyboardInterrupt::new_err(()),
     }
 }

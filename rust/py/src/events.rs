@@ -51,7 +51,8 @@ impl<A: Serialize> Outcome<A> {
     }
 
     pub(crate) fn into_handled(self, py: Python<'_>) -> PyResult<Handled> {
-        let actions = self.actions.iter().map(|action| pythonize(py, action)).collect::<Result<Vec<_>, _>>()?;
+        let actions =
+            self.actions.iter().map(|action| pythonize(py, action)).collect::<Result<Vec<_>, _>>()?;
         let errors = self.errors.into_iter().map(|(index, refusal)| {
             let error = match refusal {
                 Refusal::Malformed(text) => EventError::new_err(format!("event {index}: {text}")),

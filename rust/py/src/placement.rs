@@ -74,7 +74,10 @@ impl Placement {
     /// How the placement was found.
     #[getter]
     fn why(&self, py: Python<'_>) -> Why {
-        Why { why: self.placement.why, runner_up: self.named.runner_up.as_ref().map(|name| name.clone_ref(py)) }
+        Why {
+            why: self.placement.why,
+            runner_up: self.named.runner_up.as_ref().map(|name| name.clone_ref(py)),
+        }
     }
 
     /// One or two.
