@@ -161,8 +161,8 @@ fn wrong_option(config: &Bound<'_, PyDict>, error: &PythonizeError) -> PyErr {
             return error;
         }
         if let Err(error) = depythonize::<Options>(&alone) {
-            let text = error.to_string();
-            let expected = text.split_once("expected ").map_or(text.as_str(), |(_, expected)| expected);
+            let text = error.to_string().replace('`', "");
+            let expected = text.split_once("expected ").map_or("a number in range", |(_, expected)| expected);
             return errors::config(py, &name.to_string(), expected, value);
         }
     }
