@@ -1,5 +1,8 @@
 //! Python bindings of splitcore: they convert, lock and detach; the core decides.
 
+// Arguments come from Python as owned values.
+#![allow(clippy::needless_pass_by_value)]
+
 mod arrays;
 mod calls;
 mod clock;

@@ -171,11 +171,11 @@ fn wrong_option(config: &Bound<'_, PyDict>, error: &PythonizeError) -> PyErr {
 
 /// Fit a cost profile to measurements and write it.
 #[pyfunction]
-pub(crate) fn profile_fit<'py>(
-    py: Python<'py>,
+pub(crate) fn profile_fit(
+    py: Python<'_>,
     csv_path: PathBuf,
     out_path: PathBuf,
-) -> PyResult<Bound<'py, PyDict>> {
+) -> PyResult<Bound<'_, PyDict>> {
     let fitted = py.detach(|| fit_file(&csv_path.to_string_lossy()));
     let (profile, report) = fitted.map_err(|error| errors::sim(py, error))?;
     write_whole(&out_path, &profile.to_toml())
