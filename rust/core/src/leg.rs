@@ -267,8 +267,6 @@ pub enum Notice {
         key: LegKey,
         /// Output tokens of this attempt.
         tokens: u32,
-        /// What the machine holds now.
-        report: Report,
     },
     /// A leg that handed over or was aborted has freed its blocks.
     Released {

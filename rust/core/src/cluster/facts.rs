@@ -40,12 +40,7 @@ impl Cluster {
                 self.retry(actions);
                 applied
             }
-            Notice::Finished { key, report, .. } => {
-                self.take_report(from, report);
-                let applied = self.finished(from, key, actions);
-                self.retry(actions);
-                applied
-            }
+            Notice::Finished { key, .. } => self.finished(from, key, actions),
             Notice::Refused { key, report } => {
                 self.take_report(from, report);
                 self.refused(from, key, actions)
@@ -107,8 +102,8 @@ impl Cluster {
         let Some(leg) = &mut self.requests.get_mut(slot).legs[at] else { return Applied::Late };
         let Some(machine) = leg.machine else { return Applied::Late };
         let tokens = std::mem::take(&mut leg.booking.prefill_tokens);
-        // A leg that hands over is prefill work until its blocks are free.
-        let turns = leg.booking.decodes && std::mem::take(&mut leg.booking.prefills);
+        // What a leg holds for its successor is no prefill work any more: it keeps no machine from going home.
+        let turns = std::mem::take(&mut leg.booking.prefills);
         leg.state.compute = if leg.booking.decodes { Compute::Decoding } else { Compute::Held };
         let hands_over = !leg.booking.decodes;
         let entry = self.entry(machine.index);

@@ -24,7 +24,7 @@ pub enum MachineState {
 pub(crate) struct Booking {
     /// Prompt tokens until `PrefillDone`.
     pub(crate) prefill_tokens: u32,
-    /// Whether it prefills here, until it hands over or begins to decode.
+    /// Whether it prefills here, until `PrefillDone`.
     pub(crate) prefills: bool,
     /// Whether it decodes here.
     pub(crate) decodes: bool,

@@ -60,6 +60,7 @@ impl Budget {
 impl Machine {
     /// Builds the next pass and asks for it, unless one is running or there is nothing to run.
     pub(super) fn start_pass(&mut self, actions: &mut Vec<MachineAction>) {
+        self.pass_due = false;
         if self.running || (self.queue.is_empty() && self.decodes.is_empty()) {
             return;
         }

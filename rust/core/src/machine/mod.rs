@@ -68,6 +68,8 @@ pub struct Machine {
     /// The running pass, or the last one.
     plan: BatchPlan,
     running: bool,
+    /// Something has changed since a pass could last have started.
+    pass_due: bool,
     /// KV tokens held or promised; what reports say.
     kv_tokens: u64,
     /// Blocks of the largest handoff so far: the default handoff floor.
@@ -100,6 +102,7 @@ impl Machine {
             sitting_out: 0,
             plan: BatchPlan::default(),
             running: false,
+            pass_due: false,
             kv_tokens: 0,
             handoff_blocks_seen_max: 0,
             granted: 0,
@@ -130,16 +133,19 @@ impl Machine {
     ) -> Result<Applied, EventError> {
         let before = self.now;
         self.now = before.max(now);
-        match self.apply(event, actions) {
-            Ok(applied) => {
-                self.start_pass(actions);
-                Ok(applied)
-            }
-            Err(error) => {
-                self.now = before;
-                Err(error)
-            }
+        let result = self.apply(event, actions);
+        if result.is_err() {
+            self.now = before;
+            return result;
         }
+        match event {
+            MachineEvent::IterationDone { .. } => self.start_pass(actions),
+            MachineEvent::Tick if self.pass_due => self.start_pass(actions),
+            // An idle machine starts with the Tick that is due at once: what arrives at the same instant (more
+            // prompts, the grant that makes a transfer layer-wise) joins the pass.
+            _ => self.pass_due = !self.running && !(self.queue.is_empty() && self.decodes.is_empty()),
+        }
+        result
     }
 
     fn apply(
@@ -201,15 +207,20 @@ impl Machine {
     }
 
     fn tick(&mut self, actions: &mut Vec<MachineAction>) -> Applied {
-        if self.next_deadline().is_some_and(|due| due <= self.now) {
+        if self.report_due().is_some_and(|due| due <= self.now) {
             let report = self.riding_report();
             actions.push(MachineAction::Notify { notice: Notice::Report(report) });
         }
         Applied::Yes
     }
 
-    /// When the next Tick is due: the report interval after the last report, if there is something new to tell.
+    /// When the next Tick is due: at once if an idle machine has something to run, else the report interval after
+    /// the last report, if there is something new to tell.
     pub fn next_deadline(&self) -> Option<Time> {
+        if self.pass_due { Some(self.now) } else { self.report_due() }
+    }
+
+    fn report_due(&self) -> Option<Time> {
         (self.report() != self.last_report).then(|| self.reported_at.after(self.config.report_interval_ns))
     }
 

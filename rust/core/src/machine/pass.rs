@@ -151,8 +151,7 @@ impl Machine {
             self.acknowledge_abort(slot, actions);
             self.give_back(slot);
         }
-        let report = self.riding_report();
-        actions.push(MachineAction::Notify { notice: Notice::Finished { key, tokens, report } });
+        actions.push(MachineAction::Notify { notice: Notice::Finished { key, tokens } });
         self.after_give_back(actions);
     }
 }

@@ -63,7 +63,7 @@ pub(crate) struct World {
     requests: Vec<TraceRequest>,
     streams: Vec<Stream>,
     next_arrival: usize,
-    machine_tick_armed: Vec<bool>,
+    machine_tick_armed: Vec<Option<u64>>,
     cluster_tick_armed: Option<u64>,
     cluster_actions: Vec<ClusterAction>,
     machine_actions: Vec<MachineAction>,
@@ -123,7 +123,7 @@ impl World {
             streams: setup.workload.requests.iter().map(Stream::new).collect(),
             requests: setup.workload.requests.clone(),
             next_arrival: 0,
-            machine_tick_armed: vec![false; count],
+            machine_tick_armed: vec![None; count],
             cluster_tick_armed: None,
             cluster_actions: Vec::new(),
             machine_actions: Vec::new(),
@@ -172,11 +172,19 @@ impl World {
             Event::Lands(transfer) => self.land(transfer),
             Event::Fenced { machine, key } => self.fenced(machine, key),
             Event::MachineTick(machine) => {
-                self.machine_tick_armed[machine as usize] = false;
+                let armed = &mut self.machine_tick_armed[machine as usize];
+                if *armed != Some(self.now_ns) {
+                    // A later tick that an earlier one has made stale.
+                    return Ok(());
+                }
+                *armed = None;
                 self.log(1, machine, 0);
                 self.tell_machine(machine, &MachineEvent::Tick)
             }
             Event::ClusterTick => {
+                if self.cluster_tick_armed != Some(self.now_ns) {
+                    return Ok(());
+                }
                 self.cluster_tick_armed = None;
                 self.log(2, 0, 0);
                 self.tell_cluster(&ClusterEvent::Tick)
@@ -284,12 +292,11 @@ impl World {
 
     fn arm_machine(&mut self, machine: u32) {
         let at = machine as usize;
-        if self.machine_tick_armed[at] {
-            return;
-        }
-        if let Some(due) = self.machines[at].next_deadline() {
-            self.machine_tick_armed[at] = true;
-            self.queue.push(due.as_ns().max(self.now_ns), Event::MachineTick(machine));
+        let Some(due) = self.machines[at].next_deadline() else { return };
+        let due = due.as_ns().max(self.now_ns);
+        if self.machine_tick_armed[at].is_none_or(|armed| due < armed) {
+            self.machine_tick_armed[at] = Some(due);
+            self.queue.push(due, Event::MachineTick(machine));
         }
     }
 
