@@ -578,6 +578,8 @@ class Machine:
     def handle(self, events: Sequence[dict[str, Any]], *, now_ns: int | None = None) -> Handled:
         """Apply events in order; one that fails changes nothing and the next goes on.
 
+        What is due by then follows the events: an idle machine starts its pass with all that one call brought.
+
         Args:
             events: Each with its ``type`` and fields.
             now_ns: Time of the call in nanoseconds.

@@ -9,7 +9,7 @@ use splitcore_core::config::Level;
 use splitcore_core::error::{Applied, EventError, Rejection};
 use splitcore_core::event::{Arrival, ClusterAction, ClusterEvent, Join, Outcome};
 use splitcore_core::id::{Attempt, LegKey, MachineId, RequestId};
-use splitcore_core::leg::Notice;
+use splitcore_core::leg::{Notice, Report};
 use splitcore_core::placement::Placement;
 use splitcore_core::time::Time;
 
@@ -307,18 +307,17 @@ impl State {
         // Attempts begin at 1, so 0 is late for sure.
         let attempt = attempt.map_or(live.unwrap_or(Attempt(0)), Attempt);
         let key = LegKey { request: id, attempt };
-        let report = splitcore_core::leg::Report::default();
         let event = match fact {
             Fact::PrefillDone => ClusterEvent::Fact(Notice::PrefillDone { key, sampled: true }),
             Fact::Progress(so_far) => {
                 let tokens = so_far.saturating_sub(self.core.delivered(id).unwrap_or(0));
                 ClusterEvent::Fact(Notice::Progress { key, tokens })
             }
-            Fact::Finish => ClusterEvent::Fact(Notice::Finished { key, tokens: 0, report }),
+            Fact::Finish => ClusterEvent::Fact(Notice::Finished { key, tokens: 0 }),
             Fact::Cancel if live == Some(attempt) => ClusterEvent::Cancel { request: id },
             // The core cancels whatever attempt is live; of another one, only the count of late calls is due.
             Fact::Cancel => ClusterEvent::Fact(Notice::Progress { key, tokens: 0 }),
-            Fact::SourceReleased => ClusterEvent::Fact(Notice::Released { key, report }),
+            Fact::SourceReleased => ClusterEvent::Fact(Notice::Released { key, report: Report::default() }),
         };
         let applied = self.handle(now, &event)?;
         if !self.actions.is_empty() {

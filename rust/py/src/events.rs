@@ -50,6 +50,11 @@ impl<A: Serialize> Outcome<A> {
         outcome
     }
 
+    /// For what follows the events.
+    pub(crate) fn actions_mut(&mut self) -> &mut Vec<A> {
+        &mut self.actions
+    }
+
     pub(crate) fn into_handled(self, py: Python<'_>) -> PyResult<Handled> {
         let actions =
             self.actions.iter().map(|action| pythonize(py, action)).collect::<Result<Vec<_>, _>>()?;

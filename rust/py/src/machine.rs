@@ -95,11 +95,14 @@ impl Machine {
         let events = events::read(events)?;
         let outcome = self.with(py, |state| {
             let now = state.clock.read(now_ns);
-            let mut actions = Vec::new();
-            if state.core.next_deadline().is_some_and(|due| due <= now) {
-                let _ = state.core.handle(now, &MachineEvent::Tick, &mut actions)?;
+            let core = &mut state.core;
+            let mut outcome =
+                Outcome::of(events, Vec::new(), |event, actions| core.handle(now, event, actions));
+            // Last, so that what arrives in one call runs in one pass.
+            if core.next_deadline().is_some_and(|due| due <= now.max(core.now())) {
+                let _ = core.handle(now, &MachineEvent::Tick, outcome.actions_mut())?;
             }
-            Ok(Outcome::of(events, actions, |event, actions| state.core.handle(now, event, actions)))
+            Ok(outcome)
         })?;
         outcome.into_handled(py)
     }
