@@ -271,6 +271,11 @@ impl Cluster {
         self.requests.find(request).map(|slot| self.requests.get(slot).attempt)
     }
 
+    /// Output tokens that the client of a live request has, all attempts together.
+    pub fn delivered(&self, request: RequestId) -> Option<u32> {
+        self.requests.find(request).map(|slot| self.requests.get(slot).delivered)
+    }
+
     /// What is booked on a machine.
     pub fn load(&self, machine: u32) -> Option<MachineLoad> {
         let entry = self.machines.get(machine as usize)?;

@@ -263,6 +263,11 @@ impl Machine {
         }
     }
 
+    /// The last time seen.
+    pub fn now(&self) -> Time {
+        self.now
+    }
+
     /// Its name.
     pub fn id(&self) -> MachineId {
         self.id

@@ -15,6 +15,7 @@ pub struct Prefill {
     pub tokens: u32,
     /// Whether the pass samples an output token for it.
     pub samples: bool,
+    #[cfg_attr(feature = "serde", serde(skip))]
     pub(super) slot: u32,
 }
 
