@@ -7,6 +7,7 @@ use splitcore_core::machine::BatchPlan;
 use super::{Event, World};
 use crate::SimError;
 use crate::cost::Pass;
+use crate::observer::Observer;
 use crate::report::{NO_TIME_NS, Outcome, RequestRow};
 use crate::setup::MachineSetup;
 use crate::workload::TraceRequest;
@@ -113,7 +114,7 @@ fn pass_of(plan: &BatchPlan) -> Pass {
     }
 }
 
-impl World {
+impl<O: Observer> World<O> {
     pub(super) fn run_pass(&mut self, machine: u32) {
         let at = machine as usize;
         let plan = self.machines[at].plan();
@@ -126,6 +127,7 @@ impl World {
         self.tallies[at].record_pass(cost.ns, prompt_tokens, decodes);
         self.tallies[at].record_kv(self.machines[at].report().kv_tokens);
         self.timelines[engine.timeline].add(self.now_ns, end_ns, decodes, prompt_tokens);
+        self.observer.pass_started(self.now_ns, machine, end_ns, plan);
         self.queue.push(end_ns, Event::PassEnds(machine));
         for index in 0..self.machines[at].plan().puts.len() {
             let put = self.machines[at].plan().puts[index];
@@ -156,6 +158,7 @@ impl World {
         let (mut gap_ns, mut count) = (0, 0);
         for key in sampled.chain(plan.decodes.iter().copied()) {
             let stream = &mut self.streams[key.request.0 as usize];
+            self.observer.token(self.now_ns, at as u32, key.request.0);
             // Requests that decode together share the gap, so it is counted once for a run of equals.
             if let Some(gap) = stream.emit(self.now_ns) {
                 if gap != gap_ns && count > 0 {
@@ -168,6 +171,7 @@ impl World {
             if stream.left == 0 {
                 ended.push(key);
                 stream.outcome = Outcome::Finished;
+                self.observer.ended(self.now_ns, key.request.0, Outcome::Finished);
                 self.ended += 1;
                 self.last_end_ns = self.now_ns;
             }
