@@ -18,8 +18,9 @@ impl Cluster {
         actions: &mut Vec<ClusterAction>,
     ) -> Result<Applied, EventError> {
         let Some(machine) = self.live(from)? else { return Ok(self.late()) };
-        if !matches!(notice, Notice::Report(_)) {
-            self.entry(machine).heard_at = self.now;
+        let goes_on = !matches!(notice, Notice::Report(_) | Notice::Reserved { .. } | Notice::Refused { .. });
+        if goes_on {
+            self.entry(machine).went_on_at = self.now;
         }
         Ok(self.fact(Some(machine), notice, actions))
     }

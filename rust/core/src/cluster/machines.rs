@@ -69,8 +69,8 @@ pub(crate) struct MachineEntry {
     report: Option<Report>,
     seq: AssignmentSeq,
     pub(crate) mixed_since: Time,
-    /// When it last said anything but how full it is.
-    pub(crate) heard_at: Time,
+    /// When it last said that something it holds went on.
+    pub(crate) went_on_at: Time,
 }
 
 impl MachineEntry {
@@ -95,7 +95,7 @@ impl MachineEntry {
             report: None,
             seq: AssignmentSeq(0),
             mixed_since: Time::ZERO,
-            heard_at: Time::ZERO,
+            went_on_at: Time::ZERO,
         }
     }
 
