@@ -498,7 +498,7 @@ impl World {
             assert_eq!(machine.report().kv_tokens, 0, "{id:?} keeps tokens");
             let state = format!("{machine:?}");
             for empty in ["early_grants: {}", " granted: 0,", " sending: 0,", "sitting_out: 0,"] {
-                assert!(state.contains(empty), "{id:?} not empty at the end: {empty}");
+                assert!(state.contains(empty), "{id:?} not empty at the end: {empty}\n{state}");
             }
             let load = self.cluster.load(id.index).unwrap();
             let left = (load.booked, load.legs, load.kv_tokens, load.prompt_pending_tokens);
