@@ -35,6 +35,9 @@ impl Cluster {
         match *notice {
             Notice::Report(report) => {
                 self.take_report(from, report);
+                if let Some(machine) = from {
+                    self.tell_drained(machine, actions);
+                }
                 self.retry(actions);
                 Applied::Yes
             }
@@ -317,8 +320,9 @@ impl Cluster {
     }
 
     pub(super) fn tell_drained(&mut self, machine: u32, actions: &mut Vec<ClusterAction>) {
-        let entry = &self.machines[machine as usize];
-        if entry.state == MachineState::Draining && entry.legs == 0 && entry.closing == 0 {
+        let entry = &mut self.machines[machine as usize];
+        if entry.state == MachineState::Draining && !entry.drained && entry.is_empty() {
+            entry.drained = true;
             actions.push(ClusterAction::Drained { machine: entry.id });
         }
     }

@@ -61,6 +61,8 @@ pub(crate) struct MachineEntry {
     pub(crate) legs: u32,
     /// Legs given up whose blocks are not yet known to be free.
     pub(crate) closing: u32,
+    /// It has been told that it holds nothing any more.
+    pub(crate) drained: bool,
     /// Bookings the machine has not been told of.
     unsent_kv: u64,
     /// Bookings it was told of after its last report.
@@ -89,6 +91,7 @@ impl MachineEntry {
             decode_legs: 0,
             legs: 0,
             closing: 0,
+            drained: false,
             unsent_kv: 0,
             later: VecDeque::new(),
             later_kv: 0,
@@ -158,6 +161,11 @@ impl MachineEntry {
             }
         }
         self.report = Some(report);
+    }
+
+    /// Whether nothing is on it, by our books and by its own: a leg that has ended may still be read by a transfer.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.legs == 0 && self.closing == 0 && self.report.is_none_or(|report| report.legs == 0)
     }
 
     /// Legs of the kind its home role does not do.

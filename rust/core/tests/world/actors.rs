@@ -128,7 +128,12 @@ impl World {
         let token = *next;
         *next += 1;
         self.give(id, key, token);
-        token >= self.submitted[self.owners[&key]].client.output_tokens
+        let owner = self.owners[&key];
+        let ends = token >= self.submitted[owner].client.output_tokens;
+        if ends {
+            self.out.ended_at.entry(owner).or_insert(self.out.lines.len());
+        }
+        ends
     }
 
     /// A machine gives the client a token, unless the client has it already or is gone.

@@ -118,7 +118,7 @@ pub(crate) struct Outcomes {
     pub(crate) rejected: u32,
     pub(crate) triples: BTreeSet<LegState>,
     pub(crate) lines: Vec<Line>,
-    /// Position in `lines` at which each request ended.
+    /// Position in `lines` at which the engine first said that a request had ended.
     pub(crate) ended_at: BTreeMap<usize, usize>,
     pub(crate) cluster: splitcore_core::cluster::ClusterCounters,
     pub(crate) evicted: u64,
@@ -394,7 +394,6 @@ impl World {
             Outcome::Cancelled => self.out.cancelled += 1,
             Outcome::AttemptsMax | Outcome::NotResumable | Outcome::Expired => self.out.failed += 1,
         }
-        self.out.ended_at.insert(index, self.out.lines.len());
         if let Some(again) = self.submitted[index].client.again_after_ns {
             // The same id comes again.
             let mut client = self.submitted[index].client.clone();

@@ -84,6 +84,26 @@ impl Setup {
     }
 }
 
+impl Setup {
+    /// Long passes and transfers that overlap, most of them given up at some point, by messages of uneven speed.
+    pub(crate) fn interrupted(seed: u64) -> Self {
+        let mut setup = Self::random(seed);
+        let mut rng = Rng(seed ^ 0x1a7e);
+        setup.cluster.transfer = TransferRule::LayerWise;
+        setup.cluster.reserve = Reserve::AtArrival;
+        setup.cluster.policy = PolicyKind::Splitwise;
+        setup.cluster.park_limit_ns = 300_000;
+        setup.delay_ns = (0, 5_000);
+        setup.pass_ns = (5_000, 20_000);
+        setup.transfer_ns = (5_000, 20_000);
+        setup.layers = 3;
+        for client in &mut setup.clients {
+            client.cancel_after_ns = rng.chance(800).then(|| rng.below(80_000));
+        }
+        setup
+    }
+}
+
 fn cluster(rng: &mut Rng, seed: u64) -> ClusterConfig {
     ClusterConfig {
         level: Level::Managed,
