@@ -11,7 +11,7 @@ import pytest
 import splitcore
 from splitcore import Cluster
 
-RUN = {"prompt": "6xdgx-h100", "token": "6xdgx-h100", "rate": 12.0, "duration_s": 200.0}
+RUN = {"prompt": "15xdgx-h100", "token": "15xdgx-h100", "rate": 40.0, "duration_s": 300.0}
 
 
 def all_at_once(count, work):

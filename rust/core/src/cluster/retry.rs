@@ -101,6 +101,9 @@ impl Cluster {
             self.unreserved.remove(&(order, slot));
         }
         while let Some(&(_, _, slot)) = self.parked.first() {
+            // What was delivered while it waited belongs to its prompt too.
+            let request = self.requests.get_mut(slot);
+            request.resumed_from = request.delivered;
             let ask = self.ask(slot);
             let Some(choice) = policy(self.config.policy).pick(&self.view(), &ask) else { break };
             let request = self.requests.get_mut(slot);
