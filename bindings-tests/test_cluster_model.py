@@ -185,14 +185,13 @@ class Model:
         return None
 
     def retry(self):
-        """The placements of parked requests, stopping at the first that finds none."""
+        """The placements of parked requests, in line; one that finds none keeps nobody waiting."""
         placed = []
         waiting = [(-each.priority, each.order, id_) for id_, each in self.requests.items() if each.parked]
         for _, _, id_ in sorted(waiting):
             choice = self.pick(self.requests[id_])
-            if choice is None:
-                break
-            placed.append((id_, self.place(self.requests[id_], choice)))
+            if choice is not None:
+                placed.append((id_, self.place(self.requests[id_], choice)))
         return placed
 
     def lose(self, machine):
@@ -209,6 +208,9 @@ class Model:
             for at in range(len(request.legs)):
                 self.leave(request, at)
             request.faults += 1
+            if request.delivered >= request.cap:
+                del self.requests[id_]
+                continue
             if not request.resumable or request.faults >= ATTEMPTS_MAX:
                 del self.requests[id_]
                 failed.append(id_)

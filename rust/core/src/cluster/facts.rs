@@ -1,12 +1,12 @@
 //! What machines (or an embedder) say, and what it does to the books.
 
-use super::machines::Booking;
+use super::machines::{Booking, Closing};
 use super::requests::WatchedLeg;
 use super::{Cluster, MachineState};
 use crate::config::MixedReturn;
 use crate::error::{Applied, EventError};
 use crate::event::{ClusterAction, Outcome, Role};
-use crate::id::{LegKey, MachineId};
+use crate::id::{AssignmentSeq, LegKey, MachineId};
 use crate::leg::{Command, Compute, Inbound, Notice, Outbound, Report};
 use crate::placement::Reserve;
 
@@ -18,6 +18,9 @@ impl Cluster {
         actions: &mut Vec<ClusterAction>,
     ) -> Result<Applied, EventError> {
         let Some(machine) = self.live(from)? else { return Ok(self.late()) };
+        if !matches!(notice, Notice::Report(_)) {
+            self.entry(machine).heard_at = self.now;
+        }
         Ok(self.fact(Some(machine), notice, actions))
     }
 
@@ -36,7 +39,7 @@ impl Cluster {
             }
             Notice::Released { key, report } => {
                 self.take_report(from, report);
-                let applied = self.released(from, key, actions);
+                let applied = self.released(from, key, report.seq, actions);
                 self.retry(actions);
                 applied
             }
@@ -51,13 +54,7 @@ impl Cluster {
             Notice::PrefillDone { key, .. } => self.prefill_done(from, key, actions),
             Notice::Evicted { key, tokens } => self.evicted(from, key, tokens),
             Notice::Progress { key, tokens } => self.progress(key, tokens, actions),
-            Notice::TransferFailed { key } => match self.requests.find_key(key) {
-                Some(slot) => {
-                    self.fault(slot, actions);
-                    Applied::Yes
-                }
-                None => self.late(),
-            },
+            Notice::TransferFailed { key } => self.transfer_failed(from, key, actions),
         }
     }
 
@@ -117,6 +114,8 @@ impl Cluster {
             self.command_reserve(slot, actions);
             self.command_send(slot, actions);
         }
+        let now = self.now;
+        self.requests.get_mut(slot).moved_at = now;
         self.touch_lease(slot);
         Applied::Yes
     }
@@ -168,13 +167,39 @@ impl Cluster {
         }
     }
 
-    /// A leg's blocks are free: it handed over, or it was given up earlier.
-    fn released(&mut self, from: Option<u32>, key: LegKey, actions: &mut Vec<ClusterAction>) -> Applied {
-        if let Some(machine) = from {
-            if let Some(booking) = self.closing.remove(&(key, machine)) {
-                self.close(machine, &booking, actions);
-                return Applied::Yes;
+    /// A transfer that has not landed costs the request its placement.
+    fn transfer_failed(
+        &mut self,
+        from: Option<u32>,
+        key: LegKey,
+        actions: &mut Vec<ClusterAction>,
+    ) -> Applied {
+        let found = self.find_leg(from, key, |leg| !leg.booking.decodes);
+        let Some((slot, 0)) = found else { return self.late() };
+        let landed = self.requests.get(slot).legs[1].is_some_and(|next| next.state.inbound == Inbound::Ready);
+        if landed {
+            return self.late();
+        }
+        self.fault(slot, actions);
+        Applied::Yes
+    }
+
+    /// A leg's blocks are free: it handed over, or it was given up earlier. A leg that was given up is closed only
+    /// by the answer to its `Abort`, the last its machine has to say of it; until then its name is not used again.
+    fn released(
+        &mut self,
+        from: Option<u32>,
+        key: LegKey,
+        seq: AssignmentSeq,
+        actions: &mut Vec<ClusterAction>,
+    ) -> Applied {
+        if let Some((machine, closing)) = from.and_then(|at| Some((at, *self.closing.get(&(key, at))?))) {
+            if seq < closing.seq {
+                return self.late();
             }
+            self.closing.remove(&(key, machine));
+            self.close(machine, &closing.booking, actions);
+            return Applied::Yes;
         }
         match self.find_leg(from, key, |leg| !leg.booking.decodes) {
             Some((slot, at)) if at == 0 && self.requests.get(slot).legs[1].is_some() => {
@@ -196,15 +221,8 @@ impl Cluster {
     }
 
     fn finished(&mut self, from: Option<u32>, key: LegKey, actions: &mut Vec<ClusterAction>) -> Applied {
-        let Some(slot) = self.requests.find_key(key) else {
-            // Cancelled meanwhile: the end that was applied first wins, the blocks are free either way.
-            if let Some(machine) = from {
-                if let Some(booking) = self.closing.remove(&(key, machine)) {
-                    self.close(machine, &booking, actions);
-                }
-            }
-            return self.late();
-        };
+        // Cancelled meanwhile: the end that was applied first wins.
+        let Some(slot) = self.requests.find_key(key) else { return self.late() };
         for at in 0..2 {
             let Some(leg) = self.requests.get(slot).legs[at] else { continue };
             let ended_here = from.is_none() || leg.machine.is_some_and(|id| Some(id.index) == from);
@@ -243,8 +261,8 @@ impl Cluster {
         // A leg that was never told needs no answer.
         if managed && leg.booking.sent {
             entry.closing += 1;
-            self.closing.insert((key, machine.index), leg.booking);
-            self.command(machine, None, Command::Abort { key }, actions);
+            let seq = self.command(machine, None, Command::Abort { key }, actions);
+            self.closing.insert((key, machine.index), Closing { booking: leg.booking, seq });
         } else {
             entry.free_kv(&leg.booking);
         }

@@ -34,6 +34,13 @@ pub(crate) struct Booking {
     pub(crate) sent: bool,
 }
 
+/// A leg given up: what it booked, and the number of the `Abort` that its machine answers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Closing {
+    pub(crate) booking: Booking,
+    pub(crate) seq: AssignmentSeq,
+}
+
 /// A machine as the Cluster books it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct MachineEntry {
@@ -62,6 +69,8 @@ pub(crate) struct MachineEntry {
     report: Option<Report>,
     seq: AssignmentSeq,
     pub(crate) mixed_since: Time,
+    /// When it last said anything but how full it is.
+    pub(crate) heard_at: Time,
 }
 
 impl MachineEntry {
@@ -86,6 +95,7 @@ impl MachineEntry {
             report: None,
             seq: AssignmentSeq(0),
             mixed_since: Time::ZERO,
+            heard_at: Time::ZERO,
         }
     }
 

@@ -15,7 +15,7 @@ mod legs;
 mod pass;
 mod plan;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 pub use check::MachineFault;
 pub use plan::{BatchPlan, Prefill};
@@ -63,8 +63,16 @@ pub struct Machine {
     queue: VecDeque<Queued>,
     /// Legs that decode, by arrival.
     decodes: Vec<Decode>,
+    /// Legs that decode from the next pass on.
+    joining: Vec<u32>,
     /// Decodes with a pass missed.
     sitting_out: u32,
+    /// Every decode is in the pass being built or run.
+    all_run: bool,
+    /// Some decode ends with the running pass.
+    ending: bool,
+    /// The decodes of the next pass are not those of the last.
+    decodes_changed: bool,
     /// The running pass, or the last one.
     plan: BatchPlan,
     running: bool,
@@ -74,6 +82,10 @@ pub struct Machine {
     kv_tokens: u64,
     /// Blocks of the largest handoff so far: the default handoff floor.
     handoff_blocks_seen_max: u32,
+    /// Grants that came before the leg they are for: the commands about one handoff travel on two sessions.
+    early_grants: BTreeMap<LegKey, MachineId>,
+    /// The last incarnation lost under each index.
+    lost: BTreeMap<u32, u32>,
     granted: u32,
     grants_waiting: VecDeque<LegKey>,
     sending: u32,
@@ -99,12 +111,18 @@ impl Machine {
             legs: Legs::default(),
             queue: VecDeque::new(),
             decodes: Vec::new(),
+            joining: Vec::new(),
             sitting_out: 0,
+            all_run: true,
+            ending: false,
+            decodes_changed: false,
             plan: BatchPlan::default(),
             running: false,
             pass_due: false,
             kv_tokens: 0,
             handoff_blocks_seen_max: 0,
+            early_grants: BTreeMap::new(),
+            lost: BTreeMap::new(),
             granted: 0,
             grants_waiting: VecDeque::new(),
             sending: 0,
@@ -190,6 +208,7 @@ impl Machine {
     fn compute(&mut self, key: LegKey, order: Order, work: Work) -> Result<Applied, EventError> {
         self.check_new(key, work)?;
         let slot = self.legs.insert(key, order, work, LegState::QUEUED);
+        self.legs.get_mut(slot).granted_by = self.early_grants.remove(&key);
         self.kv_tokens += u64::from(work.kv_tokens());
         self.enqueue(Queued { order, slot });
         Ok(Applied::Yes)
@@ -276,7 +295,7 @@ impl Machine {
 
     /// Prompts waiting and requests decoding.
     pub fn queue_lengths(&self) -> (usize, usize) {
-        (self.queue.len(), self.decodes.len())
+        (self.queue.len(), self.decodes.len() + self.joining.len())
     }
 
     /// The state, order and blocks of a leg, if it is here.
@@ -300,6 +319,10 @@ impl Machine {
     fn late(&mut self) -> Applied {
         self.counters.late += 1;
         Applied::Late
+    }
+
+    fn is_lost(&self, machine: MachineId) -> bool {
+        self.lost.get(&machine.index).is_some_and(|&incarnation| machine.incarnation <= incarnation)
     }
 
     fn blocks_for(&self, tokens: u32) -> u32 {

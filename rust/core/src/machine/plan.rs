@@ -29,6 +29,8 @@ pub struct BatchPlan {
     pub prefills: Vec<Prefill>,
     /// Requests that decode one token each, oldest first.
     pub decodes: Vec<LegKey>,
+    /// Grows whenever `decodes` differs from the pass before: an engine need look only then.
+    pub decodes_version: u64,
     /// Layer-wise transfers that follow this pass's layers.
     pub puts: Vec<Put>,
     /// Prompt tokens of all prefills.
@@ -47,7 +49,6 @@ impl BatchPlan {
 
     pub(super) fn clear(&mut self) {
         self.prefills.clear();
-        self.decodes.clear();
         self.puts.clear();
         self.prompt_tokens = 0;
         self.context_tokens = 0;
