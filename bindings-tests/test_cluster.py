@@ -41,9 +41,34 @@ def test_a_placement_tells_both_machines_and_how_they_were_found():
     why = placed.why
     assert (why.prompt_step, why.token_step, why.prompt_load, why.token_load) == ("own", "own", 0, 0)
     assert why.runner_up == "p1"
-    assert repr(placed) == (
-        "Placement(request_id=7, prompt='p0', token='t0', transfer='layer-wise', attempt=1)"
-    )
+    assert repr(placed) == ("Placement(request_id=7, prompt='p0', token='t0', transfer='layer-wise', attempt=1)")
+
+
+def test_a_prompt_machine_is_over_beyond_its_pending_tokens():
+    made = cluster(prompt=1, token=1, mixed=1)
+    made.place(1, 3000, 10)
+    assert made.place(2, 5192, 10, dry_run=True).prompt == "p0"
+    assert made.place(2, 5193, 10).prompt == "m0"
+
+
+def test_a_token_machine_is_over_beyond_its_share_of_kv_tokens():
+    made = cluster(prompt=1, token=1, mixed=1)
+    made.place(1, 3000, 10)
+    made.prefill_done(1)
+    # 3,001 booked and 12,198 + 1 are 95 % of 16,000 less one.
+    assert made.place(2, 12_198, 10, dry_run=True).token == "t0"
+    assert made.place(2, 12_199, 10).why.token_step == "mixed"
+
+
+def test_a_borrowed_machine_moves_to_mixed_and_comes_home():
+    made = cluster(prompt=1, token=2)
+    made.place(1, 8000, 10)
+    placed = made.place(2, 8000, 10)
+    assert (placed.prompt, placed.why.prompt_step) == ("t1", "opposite")
+    assert row(made, "t1")["pool"] == 2
+    made.prefill_done(2)
+    assert row(made, "t1")["pool"] == 1
+    assert (made.counters()["to_mixed"], made.counters()["to_home"]) == (1, 1)
 
 
 def test_a_request_on_one_machine_has_one_leg_and_no_transfer():
@@ -493,9 +518,7 @@ def spread(made):
 def test_place_many_equals_the_same_calls_in_order(sizes, policy, prompt, token, mixed):
     one, many = (cluster(prompt, token, mixed, policy=policy, requests_max=30) for _ in range(2))
     expected = [spread(one)(request, *size) for request, size in enumerate(sizes)]
-    placed = many.place_many(
-        range(len(sizes)), [size[0] for size in sizes], [size[1] for size in sizes], now_ns=0
-    )
+    placed = many.place_many(range(len(sizes)), [size[0] for size in sizes], [size[1] for size in sizes], now_ns=0)
     assert list(zip(placed.prompt.tolist(), placed.token.tolist(), placed.attempt.tolist(), strict=True)) == expected
     assert (one.loads() == many.loads()).all()
     assert one.counters() == many.counters()

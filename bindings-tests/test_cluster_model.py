@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -280,7 +281,7 @@ class ClusterBesideModel(RuleBasedStateMachine):
             self.owed += self.model.retry()
 
     @rule(
-        prompt=st.sampled_from([1, 40, 700, 3000, 9000, 15_000]),
+        prompt=st.sampled_from([1, 40, 700, 3000, 5192, 5193, 9000, 12_199, 15_000]),
         cap=st.sampled_from([1, 100, 1500]),
         priority=st.integers(0, 1),
         group=st.integers(0, 1),
@@ -323,6 +324,7 @@ class ClusterBesideModel(RuleBasedStateMachine):
         self.next_id += 1
 
     @rule(at=st.integers(0, 99), old=RARELY)
+    @precondition(lambda self: self.model.requests)
     def prefill_done(self, at, old):
         id_, request, attempt = self.named(at, old)
         legs = [leg for leg in request.live() if leg.prefill] if request else []
@@ -334,6 +336,7 @@ class ClusterBesideModel(RuleBasedStateMachine):
                 self.model.go_home(legs[0].machine)
 
     @rule(at=st.integers(0, 99), old=RARELY, more=st.integers(0, 400))
+    @precondition(lambda self: self.model.requests)
     def progress(self, at, old, more):
         id_, request, attempt = self.named(at, old)
         live = self.model.requests.get(id_)
@@ -347,6 +350,7 @@ class ClusterBesideModel(RuleBasedStateMachine):
                 leg.kv += more * leg.decodes
 
     @rule(at=st.integers(0, 99), old=RARELY)
+    @precondition(lambda self: self.model.requests)
     def source_released(self, at, old):
         id_, request, attempt = self.named(at, old)
         applies = request is not None and len(request.live()) == 2
@@ -356,6 +360,7 @@ class ClusterBesideModel(RuleBasedStateMachine):
         self.owed += self.model.retry()
 
     @rule(at=st.integers(0, 99), old=RARELY)
+    @precondition(lambda self: self.model.requests)
     def finish(self, at, old):
         id_, request, attempt = self.named(at, old)
         assert self.native.finish(id_, attempt=attempt, now_ns=0) is (request is not None)
@@ -363,6 +368,7 @@ class ClusterBesideModel(RuleBasedStateMachine):
             self.model.end(id_)
 
     @rule(at=st.integers(0, 99), old=RARELY)
+    @precondition(lambda self: self.model.requests)
     def cancel(self, at, old):
         id_, request, attempt = self.named(at, old)
         assert self.native.cancel(id_, attempt=attempt, now_ns=0) is (request is not None)
@@ -442,3 +448,4 @@ class ClusterBesideModel(RuleBasedStateMachine):
 
 
 TestClusterBesideModel = ClusterBesideModel.TestCase
+TestClusterBesideModel.settings = settings(max_examples=150, stateful_step_count=40)

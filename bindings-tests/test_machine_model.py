@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
@@ -159,10 +160,10 @@ class Model:
 
 class MachineBesideModel(RuleBasedStateMachine):
     @initialize(
-        blocks=st.integers(3, 14),
+        blocks=st.integers(3, 20),
         block_tokens=st.sampled_from([1, 4, 16]),
-        tokens_max=st.sampled_from([1, 3, 20, 2048]),
-        requests_max=st.sampled_from([1, 2, 3, 512]),
+        tokens_max=st.sampled_from([2048, 20, 3, 1]),
+        requests_max=st.sampled_from([512, 3, 2, 1]),
         sit_out_max=st.integers(1, 4),
         evictions_max=st.integers(0, 2),
         floor=st.integers(0, 2),
@@ -189,6 +190,9 @@ class MachineBesideModel(RuleBasedStateMachine):
         return handled
 
     @rule(parts=st.lists(st.integers(1, 100), min_size=1, max_size=4), late=st.booleans())
+    def come(self, parts, late):
+        self.arrive(parts, late)
+
     def arrive(self, parts, late):
         events = []
         for part in parts:
@@ -205,7 +209,10 @@ class MachineBesideModel(RuleBasedStateMachine):
             self.model.legs[id_] = Leg(order, prompt)
         self.handle(*events)
 
-    @rule(ends=st.sampled_from([0, 0, 0, 1, 2, 6]), times=st.integers(1, 12))
+    @rule(ends=st.sampled_from([0, 0, 0, 1, 2, 6]), times=st.integers(1, 30))
+    def serve(self, ends, times):
+        self.end_passes(ends, times)
+
     def end_passes(self, ends, times):
         for _ in range(times):
             if self.model.running is None:
@@ -225,15 +232,22 @@ class MachineBesideModel(RuleBasedStateMachine):
             self.handle(event)
             ends = 0
 
+    @rule(part=st.integers(1, 100), times=st.integers(2, 12))
+    def stream(self, part, times):
+        """Prompts keep coming, one a pass, and nothing ends."""
+        for _ in range(times):
+            self.arrive([part], False)
+            self.end_passes(0, 1)
+
     def legs_tokens(self, id_):
         leg = self.model.legs[id_]
         return leg.prompt + leg.tokens
 
-    @rule(at=st.integers(0, 20))
+    @rule(at=st.integers(0, 40))
     def abort(self, at):
         live = sorted(self.model.legs)
-        if live:
-            id_ = live[at % len(live)]
+        if at < len(live):
+            id_ = live[at]
             self.model.abort(id_)
             command = {"type": "abort", "key": {"request": id_, "attempt": 1}}
             self.handle({"type": "command", "seq": self.next_id, "command": command})
@@ -270,3 +284,4 @@ class MachineBesideModel(RuleBasedStateMachine):
 
 
 TestMachineBesideModel = MachineBesideModel.TestCase
+TestMachineBesideModel.settings = settings(max_examples=150, stateful_step_count=40)
