@@ -268,14 +268,14 @@ def test_errors_survive_pickling():
 
 def test_a_pin_binds_the_token_side_only():
     made = cluster(prompt=2, token=3)
-    placed = made.place(1, 100, 10, pin_token="t2")  # noqa: S106
+    placed = made.place(1, 100, 10, pin_token="t2")
     assert (placed.prompt, placed.token, placed.why.token_step) == ("p0", "t2", "pinned")
     with pytest.raises(splitcore.UnknownIdError) as caught:
-        made.place(2, 100, 10, pin_token="t9")  # noqa: S106
+        made.place(2, 100, 10, pin_token="t9")
     assert (caught.value.kind, caught.value.id) == ("machine", "t9")
     made.drain_machine("t2")
     with pytest.raises(splitcore.RejectedError, match="pin_unavailable"):
-        made.place(2, 100, 10, pin_token="t2")  # noqa: S106
+        made.place(2, 100, 10, pin_token="t2")
 
 
 def test_a_dry_run_answers_as_the_call_and_books_nothing():
