@@ -49,6 +49,17 @@ pub enum Cut {
     BeforeLast,
 }
 
+/// Which of equally loaded machines is taken. Results should not hang on it; changing it shows whether they do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
+pub enum Ties {
+    /// The first in pool order.
+    #[default]
+    First,
+    /// The last in pool order.
+    Last,
+}
+
 /// The policies, each one file in `cluster/policies`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
@@ -114,6 +125,9 @@ pub struct ClusterConfig {
     pub kv_bytes_per_token: Option<u64>,
     /// With unknown bandwidth or KV size, `Auto` is layer-wise from this prompt length on.
     pub layer_wise_from_tokens: u32,
+    /// Which of equally loaded machines is taken.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub ties: Ties,
     /// Live requests at most.
     pub requests_max: u32,
     /// Tries of one request at most; only faults count.
@@ -143,6 +157,7 @@ impl Default for ClusterConfig {
             transfer: TransferRule::Auto,
             kv_bytes_per_token: None,
             layer_wise_from_tokens: 512,
+            ties: Ties::First,
             requests_max: 1_000_000,
             attempts_max: 4,
             retry_interval_ns: SECOND_NS,

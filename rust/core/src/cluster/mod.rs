@@ -124,7 +124,7 @@ impl Cluster {
             config,
             now: Time::ZERO,
             machines: Vec::new(),
-            pools: Pools::default(),
+            pools: Pools::new(config.ties),
             requests: Requests::default(),
             arrivals: 0,
             parked: BTreeSet::new(),

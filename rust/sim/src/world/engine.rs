@@ -7,6 +7,7 @@ use splitcore_core::machine::BatchPlan;
 use super::{Event, World};
 use crate::SimError;
 use crate::cost::Pass;
+use crate::observer::Observer;
 use crate::report::{GapHistogram, NO_TIME_NS, Outcome, RequestRow};
 use crate::setup::MachineSetup;
 use crate::workload::TraceRequest;
@@ -148,7 +149,7 @@ fn pass_of(plan: &BatchPlan) -> Pass {
     }
 }
 
-impl World {
+impl<O: Observer> World<O> {
     pub(super) fn run_pass(&mut self, machine: u32) {
         let at = machine as usize;
         let plan = self.machines[at].plan();
@@ -160,6 +161,7 @@ impl World {
         self.tallies[at].record_pass(cost.ns, prompt_tokens, decodes);
         self.tallies[at].record_kv(self.machines[at].report().kv_tokens);
         self.timelines[engine.timeline].add(self.now_ns, end_ns, decodes, prompt_tokens);
+        self.observer.pass_started(self.now_ns, machine, end_ns, plan);
         self.queue.push(end_ns, Event::PassEnds(machine));
         for index in 0..self.machines[at].plan().puts.len() {
             let put = self.machines[at].plan().puts[index];
@@ -198,14 +200,19 @@ impl World {
                 stream.outcome = Outcome::Finished;
                 ended.push(prefill.key);
             }
+            self.observer.token(self.now_ns, at as u32, prefill.key.request.0);
+        }
+        for key in &plan.decodes {
+            self.observer.token(self.now_ns, at as u32, key.request.0);
         }
         engine.decode(self.now_ns, &mut self.gaps, |index, decoding| {
             decoding.store(&mut self.streams);
             self.streams[decoding.request as usize].outcome = Outcome::Finished;
             ended.push(plan.decodes[index]);
         });
-        if ended.len() > before {
-            self.ended += ended.len() - before;
+        for key in &ended[before..] {
+            self.observer.ended(self.now_ns, key.request.0, Outcome::Finished);
+            self.ended += 1;
             self.last_end_ns = self.now_ns;
         }
     }
