@@ -145,7 +145,10 @@ impl Cluster {
         let Some(slot) = self.requests.find_key(key) else { return self.late() };
         let managed = self.is_managed();
         let request = self.requests.get_mut(slot);
-        request.delivered = request.delivered.saturating_add(tokens);
+        // Positions are 32 bits wide, so no more than that is ever counted.
+        let delivered_max = (u32::MAX - 1).saturating_sub(request.arrival.prompt_tokens);
+        let tokens = tokens.min(delivered_max - request.delivered);
+        request.delivered += tokens;
         if !managed {
             // The destination decodes, so it has the KV: the source's blocks are free.
             if request.legs[1].is_some() && request.legs[0].is_some() {
