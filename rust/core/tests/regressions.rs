@@ -202,7 +202,7 @@ fn regression_a_finish_that_crosses_an_abort_closes_nothing() {
     let mut head = Head::new(ClusterConfig::default(), &[Role::Mixed]);
     head.place(1, 10, 10);
     head.act(&ClusterEvent::Cancel { request: RequestId(1) });
-    head.notice(0, Notice::Finished { key: key(1), tokens: 3, report: report(1) });
+    head.notice(0, Notice::Finished { key: key(1), tokens: 3 });
     assert_eq!(head.place(1, 10, 10).attempt.0, 2);
     head.released(0, key(1), 2);
     assert_eq!(head.cluster.load(0).unwrap().legs, 1);
@@ -301,7 +301,8 @@ fn regression_a_draining_machine_is_drained_when_it_says_so() {
     head.act(&ClusterEvent::Drain { machine: id(0) });
     // The first token was the last; the source's blocks are still being read.
     let busy = Report { legs: 1, ..report(2) };
-    let actions = head.notice(0, Notice::Finished { key: key(1), tokens: 1, report: busy });
+    head.notice(0, Notice::Report(busy));
+    let actions = head.notice(0, Notice::Finished { key: key(1), tokens: 1 });
     let drained = ClusterAction::Drained { machine: id(0) };
     assert!(!actions.contains(&drained));
     assert_eq!(head.notice(0, Notice::Report(report(2))), [drained]);

@@ -166,7 +166,7 @@ impl Machine {
         }
         match event {
             MachineEvent::IterationDone { .. } => self.start_pass(actions),
-            MachineEvent::Tick if self.activity == Activity::Due => self.start_pass(actions),
+            MachineEvent::Tick => self.tick(actions),
             // An idle machine starts with the Tick that is due at once: what arrives at the same instant (more
             // prompts, the grant that makes a transfer layer-wise) joins the pass.
             _ if self.is_running() => {}
@@ -193,7 +193,7 @@ impl Machine {
             MachineEvent::TransferFailed { key } => self.transfer_failed(key, actions),
             MachineEvent::Fenced { key } => self.fenced(key, actions),
             MachineEvent::PeerLost { machine } => self.peer_lost(machine, actions),
-            MachineEvent::Tick => self.tick(actions),
+            MachineEvent::Tick => Applied::Yes,
         })
     }
 
@@ -234,12 +234,15 @@ impl Machine {
         Ok(())
     }
 
-    fn tick(&mut self, actions: &mut Vec<MachineAction>) -> Applied {
+    /// The pass first: what it changes goes into the report.
+    fn tick(&mut self, actions: &mut Vec<MachineAction>) {
+        if self.activity == Activity::Due {
+            self.start_pass(actions);
+        }
         if self.report_due().is_some_and(|due| due <= self.now) {
             let report = self.riding_report();
             actions.push(MachineAction::Notify { notice: Notice::Report(report) });
         }
-        Applied::Yes
     }
 
     /// When the next Tick is due: at once if an idle machine has something to run, else the report interval after
