@@ -49,11 +49,15 @@ fn table(reached: &BTreeSet<LegState>) -> String {
 #[test]
 fn the_random_worlds_reach_every_legal_triple_and_no_other() {
     let mut reached = BTreeSet::new();
-    for seed in 1_000_000..1_000_100 {
-        reached.extend(World::new(Setup::random(seed)).run().triples);
-        reached.extend(World::new(Setup::interrupted(seed)).run().triples);
-    }
     let legal: BTreeSet<LegState> = all().filter(|state| state.is_legal()).collect();
+    // Some take an unlikely crossing of messages, so worlds run until all are seen, at least a hundred.
+    for seed in 0..2000 {
+        if seed >= 100 && legal.is_subset(&reached) {
+            break;
+        }
+        reached.extend(World::new(Setup::random(1_000_000 + seed)).run().triples);
+        reached.extend(World::new(Setup::interrupted(1_000_000 + seed)).run().triples);
+    }
     let table = table(&reached);
     let illegal: Vec<_> = reached.difference(&legal).collect();
     assert!(illegal.is_empty(), "illegal triples reached: {illegal:?}\n{table}");

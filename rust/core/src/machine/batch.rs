@@ -60,9 +60,21 @@ impl Machine {
     /// Builds the next pass and asks for it, unless there is nothing to run. No pass is running.
     pub(super) fn start_pass(&mut self, actions: &mut Vec<MachineAction>) {
         self.activity = Activity::Idle;
-        if !self.has_work() {
-            return;
+        let mut evicted = None;
+        // An eviction can empty the very pass it was for; what it freed then serves another.
+        while self.has_work() && evicted.replace(self.counters.evicted) != Some(self.counters.evicted) {
+            self.build_pass(actions);
+            if !self.plan.is_empty() {
+                self.activity = Activity::Running;
+                self.plan.pass += 1;
+                self.attach_puts();
+                actions.push(MachineAction::Run { pass: self.plan.pass });
+                return;
+            }
         }
+    }
+
+    fn build_pass(&mut self, actions: &mut Vec<MachineAction>) {
         self.plan.clear();
         let mut budget = self.budget();
         if self.sitting_out > 0 {
@@ -79,13 +91,6 @@ impl Machine {
         if self.plan.is_empty() {
             self.take_landed(&mut self.budget());
         }
-        if self.plan.is_empty() {
-            return;
-        }
-        self.activity = Activity::Running;
-        self.plan.pass += 1;
-        self.attach_puts();
-        actions.push(MachineAction::Run { pass: self.plan.pass });
     }
 
     fn budget(&self) -> Budget {

@@ -59,8 +59,14 @@ impl Bench {
         event: &MachineEvent,
     ) -> (Result<Applied, EventError>, Vec<MachineAction>) {
         let mut actions = Vec::new();
-        let applied = self.machine.handle(Time::from_ns(self.now_ns), event, &mut actions);
+        let now = Time::from_ns(self.now_ns);
+        let applied = self.machine.handle(now, event, &mut actions);
         self.machine.check().unwrap();
+        // A driver with nothing else to tell at this instant ticks at once.
+        if self.machine.next_deadline() == Some(self.machine.now()) && !self.machine.is_running() {
+            let _ = self.machine.handle(now, &MachineEvent::Tick, &mut actions);
+            self.machine.check().unwrap();
+        }
         (applied, actions)
     }
 
