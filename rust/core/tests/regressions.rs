@@ -323,7 +323,7 @@ fn regression_a_parked_request_goes_where_its_policy_sees_no_machine() {
 }
 
 #[test]
-fn regression_an_embedders_handoff_is_its_own_affair() {
+fn an_embedders_handoff_is_its_own_affair() {
     let config = ClusterConfig {
         level: Level::External,
         park_limit_ns: 1000,
@@ -333,4 +333,21 @@ fn regression_an_embedders_handoff_is_its_own_affair() {
     let mut head = Head::new(config, &PAIR);
     head.place(1, 10, 10);
     assert!(head.cluster.next_deadline().is_none() && head.tick_at(10_000).is_empty());
+}
+
+#[test]
+fn regression_a_stray_landed_frees_nothing() {
+    let mut bench = Bench::new(20);
+    bench.compute(1, whole(4));
+    bench.compute(2, source(4));
+    bench.send(2, id(1), Mode::Serialized);
+    // Neither sends yet, and the one is not meant for anybody.
+    for request in [1, 2] {
+        bench.peer(id(1), Peer::Landed { key: key(request) });
+    }
+    assert_eq!(bench.machine.counters().late, 2);
+    bench.pass(&[]);
+    bench.pass(&[]);
+    bench.peer(id(2), Peer::Landed { key: key(2) });
+    assert!(bench.machine.leg(key(2)).is_some(), "it was not sent to that machine");
 }

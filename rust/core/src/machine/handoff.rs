@@ -77,11 +77,18 @@ impl Machine {
         to: MachineId,
         mode: Mode,
         actions: &mut Vec<MachineAction>,
-    ) -> Applied {
-        let Some(slot) = self.legs.find(key) else { return self.late() };
-        self.legs.get_mut(slot).to = Some((to, mode));
+    ) -> Result<Applied, EventError> {
+        let Some(slot) = self.legs.find(key) else { return Ok(self.late()) };
+        let leg = self.legs.get_mut(slot);
+        if !leg.work.hands_over() {
+            return Err(EventError::Unsupported("a send of a leg that runs to the end"));
+        }
+        if leg.is_sending() && !leg.sends_to(to) {
+            return Err(EventError::Unsupported("another destination while a leg is sent"));
+        }
+        leg.to = Some((to, mode));
         self.put_if_granted(slot, actions);
-        Applied::Yes
+        Ok(Applied::Yes)
     }
 
     pub(super) fn start(&mut self, key: LegKey) -> Applied {
@@ -115,7 +122,7 @@ impl Machine {
     ) -> Applied {
         match message {
             Peer::Grant { key, .. } => self.peer_grant(from, key, actions),
-            Peer::Landed { key } => self.peer_landed(key, actions),
+            Peer::Landed { key } => self.peer_landed(from, key, actions),
             Peer::Abort { key } => self.peer_abort(from, key, actions),
             Peer::AbortAck { key } => self.peer_abort_ack(from, key, actions),
         }
@@ -135,15 +142,19 @@ impl Machine {
         Applied::Yes
     }
 
-    fn peer_landed(&mut self, key: LegKey, actions: &mut Vec<MachineAction>) -> Applied {
+    fn peer_landed(&mut self, from: MachineId, key: LegKey, actions: &mut Vec<MachineAction>) -> Applied {
         let Some(slot) = self.legs.find(key) else { return self.late() };
         let leg = self.legs.get_mut(slot);
-        leg.granted_by = None;
-        if leg.compute() == Compute::Prefilling {
-            leg.set(|state| state.outbound = Outbound::Released);
-            self.free_send_place(slot, actions);
-        } else {
-            self.release(slot, actions);
+        let to_it = leg.to.is_some_and(|(to, _)| to == from);
+        match leg.compute() {
+            Compute::Prefilling if leg.sends_to(from) => {
+                leg.granted_by = None;
+                leg.set(|state| state.outbound = Outbound::Released);
+                self.free_send_place(slot, actions);
+            }
+            // Also where the transport has given up meanwhile: the destination has everything.
+            Compute::Held | Compute::Done if to_it => self.release(slot, actions),
+            _ => return self.late(),
         }
         Applied::Yes
     }

@@ -208,7 +208,7 @@ impl Machine {
                 self.reserve(key, order, work, source, seq, actions)?
             }
             Command::Compute { key, order, work } => self.compute(key, order, work)?,
-            Command::Send { key, to, mode } => self.send(key, to, mode, actions),
+            Command::Send { key, to, mode } => self.send(key, to, mode, actions)?,
             Command::Start { key } => self.start(key),
             Command::Abort { key } => self.abort(key, seq, actions),
         })
