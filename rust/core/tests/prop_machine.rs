@@ -66,11 +66,19 @@ impl Naive {
         job.prompt + job.generated > job.blocks * self.config.block_tokens
     }
 
-    /// The next pass, by section 1 of the rules, and evictions by section 3.
+    /// The next pass. One that its own evictions have emptied is planned again.
     fn plan(&mut self) {
-        if self.is_running {
-            return;
+        while !self.is_running {
+            let waiting = self.prompts.len();
+            self.plan_once();
+            if self.prompts.len() == waiting {
+                return;
+            }
         }
+    }
+
+    /// A pass by section 1 of the rules, and evictions by section 3.
+    fn plan_once(&mut self) {
         self.prompts.sort_by_key(|job| job.id);
         self.decodes.sort_by_key(|job| job.id);
         self.running.clear();
@@ -638,6 +646,14 @@ fn a_report_follows_the_interval_and_rides_on_releases() {
     assert_eq!((report.seq, report.kv_tokens, report.free_blocks, report.legs), (AssignmentSeq(1), 5, 15, 1));
     bench.now_ns += 10;
     bench.pass(&[1]);
+    assert_eq!(
+        bench.machine.next_deadline(),
+        Some(Time::from_ns(2_000_000_000)),
+        "a finish shows with the next report"
+    );
+    bench.compute(2, whole(4));
+    bench.abort(2);
+    bench.pass(&[]);
     assert_eq!(bench.machine.next_deadline(), None, "the release told everything");
     bench.now_ns = 5;
     bench.compute(2, whole(4));

@@ -67,6 +67,7 @@ impl Machine {
             if !self.plan.is_empty() {
                 self.activity = Activity::Running;
                 self.plan.pass += 1;
+                self.count_sitting_out();
                 self.attach_puts();
                 actions.push(MachineAction::Run { pass: self.plan.pass });
                 return;
@@ -170,6 +171,9 @@ impl Machine {
         let all_ran = std::mem::replace(&mut self.all_run, waiting <= budget.tokens.min(budget.requests));
         self.decodes_changed |= !(all_ran && self.all_run);
         if self.all_run {
+            if taken > 0 {
+                self.decodes.iter_mut().for_each(|decode| decode.runs = false);
+            }
             return;
         }
         for sat_out in [true, false] {
@@ -255,6 +259,23 @@ impl Machine {
         }
         self.plan.decodes_version += 1;
         self.decodes_changed = false;
+    }
+
+    /// Counts the pass that begins for those who run in it and those who do not.
+    fn count_sitting_out(&mut self) {
+        if self.all_run && self.sitting_out == 0 {
+            return;
+        }
+        for decode in &mut self.decodes {
+            if self.all_run || decode.runs {
+                self.sitting_out -= u32::from(decode.sat_out > 0);
+                decode.sat_out = 0;
+            } else {
+                self.sitting_out += u32::from(decode.sat_out == 0);
+                self.counters.paused += u64::from(decode.sat_out == 0);
+                decode.sat_out += 1;
+            }
+        }
     }
 
     /// Layer-wise transfers whose grant is here start with the pass; the mode of the others is thereby serialized.

@@ -89,7 +89,7 @@ impl Machine {
     }
 
     fn finish_decodes(&mut self, actions: &mut Vec<MachineAction>) {
-        if self.all_run && self.sitting_out == 0 {
+        if self.all_run {
             for decode in &mut self.decodes {
                 decode.kv_tokens += 1;
             }
@@ -105,17 +105,9 @@ impl Machine {
     /// The general case: some ran, some sat out.
     fn finish_some(&mut self) {
         for decode in &mut self.decodes {
-            if self.all_run || decode.runs {
-                decode.kv_tokens += 1;
-                self.kv_tokens += 1;
-                self.sitting_out -= u32::from(decode.sat_out > 0);
-                decode.sat_out = 0;
-            } else {
-                self.sitting_out += u32::from(decode.sat_out == 0);
-                self.counters.paused += u64::from(decode.sat_out == 0);
-                decode.sat_out += 1;
-            }
-            decode.runs = false;
+            let ran = self.all_run || std::mem::take(&mut decode.runs);
+            decode.kv_tokens += u32::from(ran);
+            self.kv_tokens += u64::from(ran);
         }
     }
 
