@@ -1,5 +1,7 @@
 //! The Cluster against a linear reading of its rules, at the edges of its bounds, and under events in any order.
 
+#![allow(clippy::unwrap_used, reason = "what is missing fails the test")]
+
 mod kit;
 
 use kit::*;
@@ -48,7 +50,7 @@ impl Scan {
         }
     }
 
-    fn up(&self, cluster: &Cluster) -> Vec<MachineLoad> {
+    fn up(cluster: &Cluster) -> Vec<MachineLoad> {
         let loads = (0..cluster.machines_len()).filter_map(|at| cluster.load(at));
         loads.filter(|load| load.state == MachineState::Up).collect()
     }
@@ -70,7 +72,7 @@ impl Scan {
         let prompt = u64::from(arrival.prompt_tokens);
         let total = prompt + u64::from(arrival.max_new_tokens);
         let config = cluster.config();
-        let up = self.up(cluster);
+        let up = Self::up(cluster);
         let load = |side: Side| {
             move |load: &MachineLoad| if side == Side::Prompt { load.booked } else { load.kv_tokens }
         };
@@ -108,7 +110,7 @@ impl Scan {
 
     /// The members of the pool a side chooses from, in pool order, that can hold its part.
     fn side(&self, cluster: &Cluster, side: Side, arrival: &Arrival) -> (Role, Vec<MachineLoad>, usize) {
-        let up = self.up(cluster);
+        let up = Self::up(cluster);
         let order = match side {
             Side::Prompt => [Role::Prompt, Role::Mixed, Role::Token],
             Side::Token => [Role::Token, Role::Mixed, Role::Prompt],
@@ -151,7 +153,7 @@ impl Scan {
             }
             PolicyKind::Jsq => {
                 let total = u64::from(arrival.prompt_tokens) + u64::from(arrival.max_new_tokens);
-                let fitting = self.up(cluster).into_iter().filter(|load| load.kv_capacity_tokens >= total);
+                let fitting = Self::up(cluster).into_iter().filter(|load| load.kv_capacity_tokens >= total);
                 let least = self.first_of(fitting, |load| load.booked).map(|load| load.machine.index);
                 arrival.pin_token.or(least).map(|machine| (machine, machine))
             }
@@ -243,7 +245,7 @@ fn any_notice(cluster: &Cluster, seq: u64, state: &mut u64) -> Notice {
 fn any_event(cluster: &Cluster, seq: u64, state: &mut u64) -> ClusterEvent {
     let index = draw(state, 6) as u32;
     let incarnation = cluster.load(index).map_or(0, |load| load.machine.incarnation);
-    let machine = MachineId { index, incarnation: (incarnation + (draw(state, 12) == 0) as u32).max(1) };
+    let machine = MachineId { index, incarnation: (incarnation + u32::from(draw(state, 12) == 0)).max(1) };
     match draw(state, 20) {
         0..=5 => ClusterEvent::Arrive(any_arrival(state)),
         6 => ClusterEvent::Cancel { request: RequestId(draw(state, 12)) },
@@ -282,7 +284,7 @@ fn check_choice(scan: &Scan, before: &Cluster, arrival: &Arrival, actions: &[Clu
         {
             assert_eq!((placed.why.prompt_step, placed.why.token_step), (prompt, token));
         }
-    } else if rejected == Some(Rejection::NoMachine) && !scan.up(before).is_empty() {
+    } else if rejected == Some(Rejection::NoMachine) && !Scan::up(before).is_empty() {
         assert_eq!(scan.pair(before, arrival), None, "{arrival:?} of {before:?}");
     }
 }
