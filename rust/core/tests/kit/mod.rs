@@ -1,6 +1,7 @@
 //! Short ways to say what happens to a Cluster or a Machine.
 
 #![allow(dead_code, reason = "each test file uses a part of it")]
+#![allow(clippy::unwrap_used, reason = "a helper of tests: what is missing fails them")]
 
 use splitcore_core::cluster::Cluster;
 use splitcore_core::config::{ClusterConfig, MachineConfig};

@@ -2,6 +2,7 @@
 //! time and fail. Everything random comes from one seed. After each event every invariant is recounted.
 
 #![allow(dead_code, reason = "each test file uses a part of it")]
+#![allow(clippy::unwrap_used, reason = "a helper of tests: what is missing fails them")]
 
 mod actors;
 mod setup;
@@ -83,6 +84,7 @@ enum Event {
 }
 
 /// Bytes on their way.
+#[allow(clippy::struct_excessive_bools, reason = "independent facts, each set by another event")]
 #[derive(Debug, Clone)]
 struct Transfer {
     key: LegKey,
@@ -146,6 +148,8 @@ pub(crate) struct World {
     transfers_made: u64,
     draining: BTreeSet<MachineId>,
     since_end: u64,
+    /// Print every event: `WORLD_TRACE=1`, with one seed.
+    trace: bool,
     pub(crate) record: bool,
     pub(crate) out: Outcomes,
 }
@@ -171,6 +175,7 @@ impl World {
             transfers_made: 0,
             draining: BTreeSet::new(),
             since_end: 0,
+            trace: std::env::var_os("WORLD_TRACE").is_some(),
             record: false,
             out: Outcomes::default(),
             setup,
@@ -225,7 +230,7 @@ impl World {
             (_, Some(key)) => {
                 self.now = key.0;
                 let event = self.queue.remove(&key).unwrap();
-                self.happen(event);
+                self.happen(&event);
                 true
             }
         }
@@ -256,9 +261,9 @@ impl World {
         true
     }
 
-    fn happen(&mut self, event: Event) {
-        if std::env::var_os("WORLD_TRACE").is_some() {
-            let message = match event {
+    fn happen(&mut self, event: &Event) {
+        if self.trace {
+            let message = match *event {
                 Event::Deliver(from, to) => {
                     format!("{:?}", self.sessions.get(&(from, to)).and_then(VecDeque::front))
                 }
@@ -266,7 +271,7 @@ impl World {
             };
             eprintln!("{} {event:?} {message}", self.now);
         }
-        match event {
+        match *event {
             Event::Arrive(index) => self.arrive(index),
             Event::Cancel(index) => self.cancel(index),
             Event::Fault(index) => self.fault(index),
