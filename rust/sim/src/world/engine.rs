@@ -156,7 +156,9 @@ impl<O: Observer> World<O> {
         let (decodes, prompt_tokens) = (plan.decodes.len() as u32, plan.prompt_tokens);
         let end_ns = self.now_ns + cost.ns;
         self.tallies[at].record_pass(cost.ns, prompt_tokens, decodes);
-        self.tallies[at].record_kv(self.machines[at].report().kv_tokens);
+        // Reports count what waits in the queue too; here it is what has blocks.
+        let block_tokens = self.machines[at].config().block_tokens;
+        self.tallies[at].record_kv(u64::from(self.machines[at].pool().held()) * u64::from(block_tokens));
         self.timelines[engine.timeline].add(self.now_ns, end_ns, decodes, prompt_tokens);
         self.observer.pass_started(self.now_ns, machine, end_ns, plan);
         self.queue.push(end_ns, Event::PassEnds(machine));
