@@ -134,6 +134,9 @@ pub struct ClusterConfig {
     pub attempts_max: u32,
     /// Parked requests and unreserved legs are tried again at least this often.
     pub retry_interval_ns: u64,
+    /// `Managed` only: a request that holds blocks on one machine and has waited this long for another is taken
+    /// back and placed as one leg. It is looked for at this interval.
+    pub park_limit_ns: u64,
     /// `External` only: a placement that no call has touched for this long is expired.
     pub lease_ns: Option<u64>,
     /// Seed of every draw.
@@ -158,6 +161,7 @@ impl Default for ClusterConfig {
             requests_max: 1_000_000,
             attempts_max: 4,
             retry_interval_ns: SECOND_NS,
+            park_limit_ns: 30 * SECOND_NS,
             lease_ns: None,
             seed: 0,
         }
@@ -253,6 +257,7 @@ impl ClusterConfig {
         require(self.requests_max > 0, "requests_max", "at least 1", self.requests_max)?;
         require(self.attempts_max > 0, "attempts_max", "at least 1", self.attempts_max)?;
         require(self.retry_interval_ns > 0, "retry_interval_ns", "at least 1", self.retry_interval_ns)?;
+        require(self.park_limit_ns > 0, "park_limit_ns", "at least 1", self.park_limit_ns)?;
         require(self.lease_ns != Some(0), "lease_ns", "at least 1", 0_u64)?;
         require(
             self.lease_ns.is_none() || self.level == Level::External,

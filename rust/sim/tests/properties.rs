@@ -212,20 +212,21 @@ fn assert_whole(options: &Options, rows: &[Row]) -> Report {
             continue;
         }
         assert_eq!(row.outcome, Outcome::Finished, "request {id}");
-        assert_eq!(tokens.len(), row.output_tokens as usize, "request {id}: no token lost, none doubled");
-        assert_eq!(row.arrival_ns + row.ttft_ns, tokens[0]);
         assert_eq!(row.arrival_ns + row.e2e_ns, *tokens.last().unwrap());
-        assert!(tokens.windows(2).all(|pair| pair[0] < pair[1]), "request {id}: one token a pass");
+        if row.attempts == 1 {
+            assert_eq!(tokens.len(), row.output_tokens as usize, "request {id}: no token lost, none doubled");
+            assert_eq!(row.arrival_ns + row.ttft_ns, tokens[0]);
+            assert!(tokens.windows(2).all(|pair| pair[0] < pair[1]), "request {id}: one token a pass");
+        }
         assert!(row.ttft_ns <= row.e2e_ns);
     }
     let summary = &report.summary;
     let finished = report.rows.iter().filter(|row| row.finished());
-    let output: u64 = finished.clone().map(|row| u64::from(row.output_tokens)).sum();
-    assert_eq!(log.tokens.iter().map(|tokens| tokens.len() as u64).sum::<u64>(), output);
     let prompts: u64 = finished.map(|row| u64::from(row.prompt_tokens)).sum();
     let computed: u64 = summary.machines.iter().map(|machine| machine.prompt_tokens).sum();
     assert!(computed >= prompts, "every prompt token is computed");
-    assert!(computed == prompts || summary.evictions > 0, "and only evictions have them computed again");
+    let again = summary.evictions > 0 || report.rows.iter().any(|row| row.attempts > 1);
+    assert!(computed == prompts || again, "only evictions and further attempts compute them again");
     for machine in &summary.machines {
         assert!(machine.utilisation <= 1.0, "{machine:?}");
         assert!(!options.kv_limit || machine.peak_kv_tokens <= 83_380, "{machine:?}");
@@ -240,6 +241,19 @@ fn peak_kv_is_what_has_blocks_not_what_waits() {
     let file = trace("peak", &rows);
     let options = Options { trace: file.path(), ..with_machines(Unsplit("1xdgx-h100")) };
     assert_eq!(run(&options).summary.machines[0].peak_kv_tokens, 50_016);
+}
+
+/// A prefill of more than `park_limit` (30 s) looks stuck to the Cluster, which takes the request back while it runs and
+/// places it as one leg. The token of the pass that goes on all the same belongs to nobody.
+#[test]
+fn a_request_taken_back_while_it_prefills_ends_once() {
+    let rows = [(0, 60_000, 3)];
+    let file = trace("taken-back", &rows);
+    let options = Options { check: true, ..with_machines(Split("1xdgx-a100", "2xdgx-h100")) };
+    let (report, log) = watch(&Options { trace: file.path(), ..options }, rows.len());
+    let row = report.rows[0];
+    assert_eq!((row.attempts, row.outcome, log.ends[0].len()), (2, Outcome::Finished, 1));
+    assert_eq!(row.arrival_ns + row.e2e_ns, *log.tokens[0].last().unwrap());
 }
 
 /// Twelve bursts of long conversations on one token machine: its memory runs out.

@@ -1,8 +1,9 @@
 //! The engine of each machine: how long a pass takes, and which tokens it makes. It alone knows output lengths.
 
 use splitcore_core::event::MachineEvent;
-use splitcore_core::id::LegKey;
+use splitcore_core::id::{LegKey, MachineId};
 use splitcore_core::machine::BatchPlan;
+use splitcore_core::placement::Placement;
 
 use super::{Event, World};
 use crate::SimError;
@@ -23,6 +24,8 @@ pub(super) struct Engine {
     done: MachineEvent,
     /// The streams of the requests that decode here, by arrival, kept together: every pass touches them all.
     batch: Vec<Decoding>,
+    /// The plan's, when the batch was made.
+    decodes_version: u64,
     /// The last batch, while the next is made from it.
     before: Vec<Decoding>,
 }
@@ -62,6 +65,7 @@ impl Engine {
             timeline: machine.role as usize,
             done: MachineEvent::IterationDone { pass: 0, ended: Vec::new() },
             batch: Vec::new(),
+            decodes_version: 0,
             before: Vec::new(),
         }
     }
@@ -73,6 +77,8 @@ pub(super) struct Stream {
     arrival_ns: u64,
     /// Tokens the engine will still make.
     left: u32,
+    /// Of these, the ones that an earlier attempt has made already.
+    again: u32,
     last_token_ns: u64,
     ttft_ns: u64,
     gap_max_ns: u64,
@@ -89,6 +95,7 @@ impl Stream {
         Self {
             arrival_ns: request.arrival_ns,
             left: request.output_tokens,
+            again: 0,
             last_token_ns: NO_TIME_NS,
             ttft_ns: NO_TIME_NS,
             gap_max_ns: 0,
@@ -103,6 +110,10 @@ impl Stream {
     /// One more token now. Returns the gap since the last one, if there was one.
     fn emit(&mut self, now_ns: u64) -> Option<u64> {
         self.left -= 1;
+        if self.again > 0 {
+            self.again -= 1;
+            return None;
+        }
         if self.last_token_ns == NO_TIME_NS {
             self.last_token_ns = now_ns;
             self.ttft_ns = now_ns - self.arrival_ns;
@@ -112,6 +123,18 @@ impl Stream {
         self.last_token_ns = now_ns;
         self.gap_max_ns = self.gap_max_ns.max(gap_ns);
         Some(gap_ns)
+    }
+
+    /// Placed. A further attempt begins anew; the client keeps the tokens it has.
+    pub(super) fn place(&mut self, placement: &Placement, request: &TraceRequest) {
+        let machine = |id: Option<MachineId>| id.map_or(-1, |id| id.index.cast_signed());
+        self.prompt_machine = machine(placement.prompt());
+        self.token_machine = machine(placement.token());
+        if self.attempts > 0 {
+            self.again = request.output_tokens - (self.left - self.again);
+            self.left = request.output_tokens;
+        }
+        self.attempts = placement.attempt.0;
     }
 
     pub(super) fn row(&self, id: u64, request: &TraceRequest) -> RequestRow {
@@ -188,10 +211,14 @@ impl<O: Observer> World<O> {
     fn emit_tokens(&mut self, at: usize, ended: &mut Vec<LegKey>) {
         let plan = self.machines[at].plan();
         let engine = &mut self.engines[at];
-        engine.follow(&plan.decodes, &mut self.streams);
+        engine.follow(plan, &mut self.streams);
         let before = ended.len();
         for prefill in plan.prefills.iter().filter(|prefill| prefill.samples) {
             let stream = &mut self.streams[prefill.key.request.0 as usize];
+            if stream.attempts != prefill.key.attempt.0 {
+                // Given up while the pass ran; its token goes nowhere.
+                continue;
+            }
             if let Some(gap_ns) = stream.emit(self.now_ns) {
                 self.gaps.record(gap_ns);
             }
@@ -208,9 +235,7 @@ impl<O: Observer> World<O> {
         self.observer.pass_ended(self.now_ns, at as u32, plan);
         for key in &ended[before..] {
             self.observer.ended(self.now_ns, key.request.0, Outcome::Finished);
-        }
-        if ended.len() > before {
-            self.ended += ended.len() - before;
+            self.ended += 1;
             self.last_end_ns = self.now_ns;
         }
     }
@@ -218,15 +243,14 @@ impl<O: Observer> World<O> {
 
 impl Engine {
     /// Makes the batch that of the pass. Both lists are by arrival, so one walk finds who stayed, came and went.
-    fn follow(&mut self, decodes: &[LegKey], streams: &mut [Stream]) {
-        let same = |(decoding, key): (&Decoding, &LegKey)| decoding.request == key.request.0;
-        if self.batch.len() == decodes.len() && self.batch.iter().zip(decodes).all(same) {
+    fn follow(&mut self, plan: &BatchPlan, streams: &mut [Stream]) {
+        if std::mem::replace(&mut self.decodes_version, plan.decodes_version) == plan.decodes_version {
             return;
         }
         std::mem::swap(&mut self.batch, &mut self.before);
         self.batch.clear();
         let mut before = self.before.iter().peekable();
-        for key in decodes {
+        for key in &plan.decodes {
             let request = key.request.0;
             while let Some(gone) = before.next_if(|decoding| decoding.request < request) {
                 gone.store(streams);
