@@ -15,8 +15,8 @@ pub trait Observer {
     /// A machine starts a pass.
     fn pass_started(&mut self, now_ns: u64, machine: u32, end_ns: u64, plan: &BatchPlan) {}
 
-    /// A request gets a token.
-    fn token(&mut self, now_ns: u64, machine: u32, request: u64) {}
+    /// A pass ends: its decodes, and those of its prefills that sample, have got a token.
+    fn pass_ended(&mut self, now_ns: u64, machine: u32, plan: &BatchPlan) {}
 
     /// The KV of a request has arrived, `visible_ns` after the end of its prefill.
     fn landed(&mut self, now_ns: u64, from: u32, to: u32, request: u64, visible_ns: u64) {}
@@ -37,8 +37,8 @@ impl<O: Observer> Observer for &mut O {
         (**self).pass_started(now_ns, machine, end_ns, plan);
     }
 
-    fn token(&mut self, now_ns: u64, machine: u32, request: u64) {
-        (**self).token(now_ns, machine, request);
+    fn pass_ended(&mut self, now_ns: u64, machine: u32, plan: &BatchPlan) {
+        (**self).pass_ended(now_ns, machine, plan);
     }
 
     fn landed(&mut self, now_ns: u64, from: u32, to: u32, request: u64, visible_ns: u64) {

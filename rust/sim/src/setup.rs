@@ -63,13 +63,11 @@ impl Setup {
         let mut costs: Vec<(MachineKind, CostModel)> = Vec::new();
         let mut machines = Vec::new();
         for (role, group) in groups {
-            let cost = match costs.iter().position(|(kind, _)| *kind == group.kind) {
-                Some(cost) => cost,
-                None => {
-                    costs.push((group.kind, CostModel::new(cost_kind, &profile, model, group.kind)?));
-                    costs.len() - 1
-                }
-            };
+            let known = costs.iter().position(|(kind, _)| *kind == group.kind);
+            let cost = known.unwrap_or(costs.len());
+            if known.is_none() {
+                costs.push((group.kind, CostModel::new(cost_kind, &profile, model, group.kind)?));
+            }
             let config = machine_config(model, group.kind, cost_kind, options.kv_limit)?;
             let bytes_per_s = link_bandwidth.unwrap_or_else(|| group.kind.nic_bytes_per_s());
             let link = Link { bytes_per_s, fixed_cost_ns: group.kind.hardware.fixed_cost_ns() };

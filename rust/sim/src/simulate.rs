@@ -79,7 +79,7 @@ fn run<O: Observer>(
         } else if world.events - ended_at_event > patience && world.pending() > 0 {
             return Err(stuck(world, world.events - ended_at_event));
         }
-        if world.events % EVENTS_PER_CALL == 0 && !control(world.ended as u64, total) {
+        if world.events.is_multiple_of(EVENTS_PER_CALL) && !control(world.ended as u64, total) {
             return Err(SimError::Interrupted);
         }
     }

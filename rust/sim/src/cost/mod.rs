@@ -74,7 +74,7 @@ impl FromStr for CostKind {
         Self::ALL
             .into_iter()
             .find(|kind| kind.name() == text)
-            .ok_or_else(|| SimError::config("cost", "measured or splitwise-sim", format!("`{text}`")))
+            .ok_or_else(|| SimError::config("costs", "measured or splitwise-sim", format!("`{text}`")))
     }
 }
 
@@ -251,7 +251,7 @@ mod tests {
             assert_eq!(kind.to_string().parse::<CostKind>().unwrap(), kind);
         }
         let error = "guess".parse::<CostKind>().unwrap_err().to_string();
-        assert_eq!(error, "cost: expected measured or splitwise-sim, got `guess`");
+        assert_eq!(error, "costs: expected measured or splitwise-sim, got `guess`");
     }
 
     #[test]

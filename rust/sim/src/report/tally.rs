@@ -98,7 +98,7 @@ pub struct MachineTally {
     pub role: String,
     /// Its hardware, if it is worth telling.
     pub hardware: Option<String>,
-    /// Most KV tokens it held at once.
+    /// Most KV tokens it had blocks for at once.
     pub peak_kv_tokens: u64,
     busy_ns: u64,
     passes: u64,
@@ -122,7 +122,7 @@ impl MachineTally {
         self.batch_decodes_max = self.batch_decodes_max.max(decodes);
     }
 
-    /// Enters how many KV tokens it holds now.
+    /// Enters how many KV tokens it has blocks for now.
     pub fn record_kv(&mut self, tokens: u64) {
         self.peak_kv_tokens = self.peak_kv_tokens.max(tokens);
     }
@@ -172,6 +172,6 @@ pub struct MachineReport {
     /// Mean prompt tokens in a pass, over all passes.
     #[serde(serialize_with = "finite")]
     pub batch_prompt_tokens_mean: f64,
-    /// Most KV tokens it held at once.
+    /// Most KV tokens it had blocks for at once, in whole blocks.
     pub peak_kv_tokens: u64,
 }

@@ -1,8 +1,9 @@
 //! The engine of each machine: how long a pass takes, and which tokens it makes. It alone knows output lengths.
 
 use splitcore_core::event::MachineEvent;
-use splitcore_core::id::LegKey;
+use splitcore_core::id::{LegKey, MachineId};
 use splitcore_core::machine::BatchPlan;
+use splitcore_core::placement::Placement;
 
 use super::{Event, World};
 use crate::SimError;
@@ -76,6 +77,8 @@ pub(super) struct Stream {
     arrival_ns: u64,
     /// Tokens the engine will still make.
     left: u32,
+    /// Of these, the ones that an earlier attempt has made already.
+    again: u32,
     last_token_ns: u64,
     ttft_ns: u64,
     gap_max_ns: u64,
@@ -92,6 +95,7 @@ impl Stream {
         Self {
             arrival_ns: request.arrival_ns,
             left: request.output_tokens,
+            again: 0,
             last_token_ns: NO_TIME_NS,
             ttft_ns: NO_TIME_NS,
             gap_max_ns: 0,
@@ -106,6 +110,10 @@ impl Stream {
     /// One more token now. Returns the gap since the last one, if there was one.
     fn emit(&mut self, now_ns: u64) -> Option<u64> {
         self.left -= 1;
+        if self.again > 0 {
+            self.again -= 1;
+            return None;
+        }
         if self.last_token_ns == NO_TIME_NS {
             self.last_token_ns = now_ns;
             self.ttft_ns = now_ns - self.arrival_ns;
@@ -115,6 +123,18 @@ impl Stream {
         self.last_token_ns = now_ns;
         self.gap_max_ns = self.gap_max_ns.max(gap_ns);
         Some(gap_ns)
+    }
+
+    /// Placed. A further attempt begins anew; the client keeps the tokens it has.
+    pub(super) fn place(&mut self, placement: &Placement, request: &TraceRequest) {
+        let machine = |id: Option<MachineId>| id.map_or(-1, |id| id.index.cast_signed());
+        self.prompt_machine = machine(placement.prompt());
+        self.token_machine = machine(placement.token());
+        if self.attempts > 0 {
+            self.again = request.output_tokens - (self.left - self.again);
+            self.left = request.output_tokens;
+        }
+        self.attempts = placement.attempt.0;
     }
 
     pub(super) fn row(&self, id: u64, request: &TraceRequest) -> RequestRow {
@@ -159,7 +179,9 @@ impl<O: Observer> World<O> {
         let (decodes, prompt_tokens) = (plan.decodes.len() as u32, plan.prompt_tokens);
         let end_ns = self.now_ns + cost.ns;
         self.tallies[at].record_pass(cost.ns, prompt_tokens, decodes);
-        self.tallies[at].record_kv(self.machines[at].report().kv_tokens);
+        // Reports count what waits in the queue too; here it is what has blocks.
+        let block_tokens = self.machines[at].config().block_tokens;
+        self.tallies[at].record_kv(u64::from(self.machines[at].pool().held()) * u64::from(block_tokens));
         self.timelines[engine.timeline].add(self.now_ns, end_ns, decodes, prompt_tokens);
         self.observer.pass_started(self.now_ns, machine, end_ns, plan);
         self.queue.push(end_ns, Event::PassEnds(machine));
@@ -193,6 +215,10 @@ impl<O: Observer> World<O> {
         let before = ended.len();
         for prefill in plan.prefills.iter().filter(|prefill| prefill.samples) {
             let stream = &mut self.streams[prefill.key.request.0 as usize];
+            if stream.attempts != prefill.key.attempt.0 {
+                // Given up while the pass ran; its token goes nowhere.
+                continue;
+            }
             if let Some(gap_ns) = stream.emit(self.now_ns) {
                 self.gaps.record(gap_ns);
             }
@@ -200,16 +226,13 @@ impl<O: Observer> World<O> {
                 stream.outcome = Outcome::Finished;
                 ended.push(prefill.key);
             }
-            self.observer.token(self.now_ns, at as u32, prefill.key.request.0);
-        }
-        for key in &plan.decodes {
-            self.observer.token(self.now_ns, at as u32, key.request.0);
         }
         engine.decode(self.now_ns, &mut self.gaps, |index, decoding| {
             decoding.store(&mut self.streams);
             self.streams[decoding.request as usize].outcome = Outcome::Finished;
             ended.push(plan.decodes[index]);
         });
+        self.observer.pass_ended(self.now_ns, at as u32, plan);
         for key in &ended[before..] {
             self.observer.ended(self.now_ns, key.request.0, Outcome::Finished);
             self.ended += 1;

@@ -243,11 +243,9 @@ impl<O: Observer> World<O> {
                 self.post(Message::ToMachine { to: to.index, seq, command });
             }
             ClusterAction::Placed(placement) => {
-                let machine = |id: Option<MachineId>| id.map_or(-1, |id| id.index as i32);
-                let stream = &mut self.streams[placement.request.0 as usize];
-                stream.prompt_machine = machine(placement.prompt());
-                stream.token_machine = machine(placement.token());
-                stream.attempts = placement.attempt.0;
+                let at = placement.request.0 as usize;
+                let stream = &mut self.streams[at];
+                stream.place(&placement, &self.requests[at]);
                 let pair = (stream.prompt_machine as u32, stream.token_machine as u32);
                 self.log(4, pair.0, u64::from(pair.1));
             }
