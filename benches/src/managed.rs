@@ -100,7 +100,7 @@ impl Books for Managed {
         let told = &mut self.machines[placed.token as usize];
         told.kv_tokens -= u64::from(placed.prompt_tokens) + 1;
         told.ends += 1;
-        if told.ends % ENDS_PER_REPORT == 0 {
+        if told.ends.is_multiple_of(ENDS_PER_REPORT) {
             let report = self.report(placed.token);
             self.notify(placed.token, Notice::Report(report));
         }
