@@ -33,11 +33,12 @@ def check(root: Path, folder: Path, rustc: str, *, update: bool) -> tuple[dict[s
     before = baseline["instructions"]
     gates = baseline["compiler"] == rustc
     offenders = []
-    print(f"{'instructions':24}  {'baseline':>13}  {'now':>13}  change")
+    print(f"| {'instructions':24} | {'baseline':>13} | {'now':>13} | change |")
+    print(f"| {'-' * 24} | {'-' * 12}: | {'-' * 12}: | -----: |")
     for name, count in now.items():
         old = before.get(name)
         change = "new" if old is None else f"{count / old - 1:+.2%}"
-        print(f"{name:24}  {old or 0:13,}  {count:13,}  {change}")
+        print(f"| {name:24} | {old or 0:13,} | {count:13,} | {change:>6} |")
         if old is not None and count > old * (1 + GROWTH_MAX):
             offenders.append(f"{name} {change}")
     if not before:

@@ -24,32 +24,37 @@ PROMPT_TOKENS_MAX = 2048
 
 
 def measure(timings: Path, repetitions: int) -> list[Row | Skipped]:
-    def rust(books: str, machines: int, live: int = LIVE, steps: int = STEPS) -> Row:
-        arguments = ["place", books, *map(str, (machines, live, steps, repetitions))]
-        result = json.loads(subprocess.check_output([timings, *arguments], text=True))
-        commands = f", {result['commands']:g} commands" if result["commands"] else ""
-        return Row(
-            f"rust {books}, {machines} machines",
-            median(result["cpu_ns"]) / 1e3,
-            "us",
-            wall=median(result["wall_ns"]) / 1e3,
-            notes=f"{live} live{commands}",
-            details=result,
-        )
+    shapes = [("external", machines, LIVE, STEPS) for machines in CURVE]
+    shapes += [("external", MACHINES, LIVE, STEPS), ("external", MACHINES, LIVE_MANY, STEPS)]
+    shapes += [("managed", MACHINES, LIVE, STEPS), ("linear", MACHINES, LIVE, STEPS // 10)]
+    # In rounds over all shapes, so that a slow minute of the machine hits all of them alike.
+    rounds = [[rust_once(timings, *shape) for shape in shapes] for _ in range(repetitions)]
+    rust = [rust_row(*shape, runs) for shape, runs in zip(shapes, zip(*rounds, strict=True), strict=True)]
+    curve = rust[: len(CURVE)]
+    rust[len(CURVE)].aim = 0.5
+    growth = median(one[len(CURVE) - 1]["cpu_ns"] / one[0]["cpu_ns"] for one in rounds)
+    grown = Row(f"Rust, growth from {CURVE[0]} to {CURVE[-1]:,} machines", growth, "times", aim=3)
+    return [*curve, grown, *rust[len(CURVE) :], numpy_argmins(repetitions), *python_rows(repetitions)]
 
-    rows: list[Row | Skipped] = []
-    curve = [rust("external", machines) for machines in CURVE]
-    rows += curve
-    growth = curve[-1].value / curve[0].value
-    rows.append(Row(f"growth from {CURVE[0]} to {CURVE[-1]} machines", growth, "times", aim=3))
-    here = rust("external", MACHINES)
-    here.aim = 0.5
-    rows.append(here)
-    rows.append(rust("external", MACHINES, live=LIVE_MANY))
-    rows.append(rust("managed", MACHINES))
-    rows.append(rust("linear", MACHINES, steps=STEPS // 10))
-    rows.append(numpy_argmins(repetitions))
-    return rows + python_rows(repetitions)
+
+def rust_once(timings: Path, books: str, machines: int, live: int, steps: int) -> dict[str, float]:
+    """Nanoseconds of one step, after as many steps to warm up."""
+    arguments = ["place", books, *map(str, (machines, live, steps, 1))]
+    result = json.loads(subprocess.check_output([timings, *arguments], text=True))
+    return result | {"cpu_ns": result["cpu_ns"][0], "wall_ns": result["wall_ns"][0]}
+
+
+def rust_row(books: str, machines: int, live: int, steps: int, runs: tuple[dict[str, float], ...]) -> Row:
+    commands = f", {runs[0]['commands']:g} commands" if runs[0]["commands"] else ""
+    cpu, wall = ([run[key] / 1e3 for run in runs] for key in ("cpu_ns", "wall_ns"))
+    return Row(
+        f"Rust, {books}, {machines:,} machines",
+        median(cpu),
+        "us",
+        wall=median(wall),
+        notes=f"{live:,} live{commands}",
+        details={"cpu_us": cpu, "wall_us": wall, "steps": steps},
+    )
 
 
 def repeat(step: Callable[[], Any], steps: int, repetitions: int) -> tuple[list[float], list[float]]:
@@ -76,7 +81,7 @@ def numpy_argmins(repetitions: int) -> Row:
             token_load[token_load.argmin()] += tokens
 
     cpu, wall = repeat(run, len(prompts), repetitions)
-    return Row(f"numpy argmin pair, {MACHINES} machines", median(cpu), "us", wall=median(wall), notes="no finish")
+    return Row(f"numpy, argmin pair, {MACHINES:,} machines", median(cpu), "us", wall=median(wall), notes="no finish")
 
 
 def prompt_lengths(count: int) -> list[int]:
@@ -88,13 +93,13 @@ def python_rows(repetitions: int) -> list[Row | Skipped]:
     try:
         from splitcore import Cluster
     except ImportError as error:
-        return [Skipped("python external", f"the bindings are not built ({error})")]
+        return [Skipped("Python, external", f"the bindings are not built ({error})")]
     cpu, wall = place_one_by_one(Cluster, repetitions)
-    name = f"python external, {MACHINES} machines"
-    one = Row(name, median(cpu), "us", aim=2, wall=median(wall), notes=f"{LIVE} live")
+    name = f"Python, external, {MACHINES:,} machines"
+    one = Row(name, median(cpu), "us", aim=2, wall=median(wall), notes=f"{LIVE:,} live")
     cpu, wall = place_many(Cluster, repetitions)
-    name = f"python place_many, {MACHINES} machines"
-    many = Row(name, median(cpu), "us", aim=0.6, wall=median(wall), notes=f"{BATCH} a call, place only")
+    name = f"Python, place_many, {MACHINES:,} machines"
+    many = Row(name, median(cpu), "us", aim=0.6, wall=median(wall), notes=f"{BATCH:,} a call, place only")
     return [one, many]
 
 

@@ -57,14 +57,17 @@ NUMBERS = {"measured", "wall", "margin"}
 
 
 def show(rows: list[Row | Skipped]) -> None:
+    """Print a table that can be pasted into a Markdown file."""
     if not rows:
         return
     table = [HEADER, *(row.cells() for row in rows)]
     widths = [max(len(line[column]) for line in table) for column in range(len(HEADER))]
+    rule = ["-" * (width - 1) + (":" if title in NUMBERS else "-") for width, title in zip(widths, HEADER, strict=True)]
+    table.insert(1, rule)
     print()
     for line in table:
         cells = zip(line, widths, HEADER, strict=True)
-        print("  ".join(c.rjust(w) if title in NUMBERS else c.ljust(w) for c, w, title in cells).rstrip())
+        print("|", " | ".join(c.rjust(w) if title in NUMBERS else c.ljust(w) for c, w, title in cells), "|")
 
 
 def number(value: float) -> str:
