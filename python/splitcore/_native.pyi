@@ -38,7 +38,7 @@ class SplitcoreError(Exception):
     """Every error that splitcore raises on purpose; its text is one line."""
 
 class ConfigError(SplitcoreError):
-    """An option is out of range."""
+    """An option or argument is out of range."""
 
     option: str
     """The argument's name."""
@@ -65,17 +65,17 @@ class RejectedError(SplitcoreError):
     """An arrival was not accepted; nothing is kept of it."""
 
     reason: str
-    """A fixed word, as ``"overloaded"`` or ``"too-large"``."""
+    """``"requests_max"``, ``"too_large"``, ``"no_machine"``, ``"overloaded"`` or ``"pin_unavailable"``."""
     request_id: int
     """The id that was given to `Cluster.place`."""
 
 class UnknownIdError(SplitcoreError):
-    """There is no such machine or request."""
+    """There is no such machine or request here."""
 
     kind: Literal["machine", "request"]
     """What was looked up."""
     id: str | int
-    """The machine's name or the request's id."""
+    """The machine's name (its row, when an event named it) or the request's id."""
 
 class DuplicateRequestError(SplitcoreError):
     """A request of this id is live."""
@@ -113,7 +113,7 @@ class Leg:
         """The position after the last one, in tokens; None is the end of the output."""
     @property
     def kv(self) -> str | None:
-        """Where the KV of earlier positions comes from: None, ``"cached"`` or the name of the source machine."""
+        """Where the KV of earlier positions comes from: None or the name of the source machine."""
 
 @final
 class Why:
@@ -121,16 +121,19 @@ class Why:
 
     @property
     def prompt_step(self) -> str:
-        """The pool that gave the prompt machine: ``"own"``, ``"mixed"``, ``"opposite"`` or ``"all"``."""
+        """Where the prompt machine was found.
+
+        ``"own"``, ``"mixed"`` or ``"opposite"`` is a pool, ``"least-of-all"`` is any, ``"pinned"`` is the caller's.
+        """
     @property
     def token_step(self) -> str:
-        """The pool that gave the token machine."""
+        """Where the token machine was found."""
     @property
     def prompt_load(self) -> int:
-        """Booked load of the prompt machine before this request, in tokens."""
+        """Load of the prompt machine before this request, in the policy's unit: booked tokens, or requests."""
     @property
     def token_load(self) -> int:
-        """KV tokens of the token machine before this request."""
+        """Load of the token machine before this request: KV tokens, booked tokens or requests."""
     @property
     def runner_up(self) -> str | None:
         """The machine that would have been next for the prompt."""
@@ -173,11 +176,11 @@ class PlacedMany:
         """Rows of `Cluster.loads`, shape (n,); -1 where rejected."""
     @property
     def attempt(self) -> NDArray[np.uint32]:
-        """Attempts, shape (n,)."""
+        """Attempts, shape (n,); 0 where rejected."""
 
 @final
 class Recovery:
-    """What became of the requests of a lost machine."""
+    """What became of the requests of a lost machine; one whose output was complete has simply finished."""
 
     @property
     def placed(self) -> list[int]:
@@ -195,7 +198,7 @@ class Polled:
 
     @property
     def placements(self) -> list[Placement]:
-        """Of parked requests, oldest first."""
+        """Of parked requests and those of lost machines, in the order they were made; each still holds."""
     @property
     def expired(self) -> list[int]:
         """Ids whose lease ran out."""
@@ -220,7 +223,12 @@ class Snapshot:
 
 @final
 class Cluster:
-    """Chooses machines for requests and keeps the books. Safe to share between threads."""
+    """Chooses machines for requests and keeps the books. Safe to share between threads.
+
+    A call's `now_ns` counts from an origin of the caller's choice; one below the last seen is raised to it. None
+    reads a monotonic clock that starts with the cluster, so give it in all calls or in none. What is due by then,
+    such as a lease that ran out, happens first.
+    """
 
     def __new__(
         cls,
@@ -232,6 +240,8 @@ class Cluster:
         mixed_return: str = "drained",
         reserve: str = "at-arrival",
         cut: str = "at-prompt",
+        transfer: str = "auto",
+        kv_bytes_per_token: int | None = None,
         requests_max: int = 1_000_000,
         attempts_max: int = 4,
         lease_s: float | None = None,
@@ -241,12 +251,16 @@ class Cluster:
 
         Args:
             policy: ``"splitwise"``, ``"jsq"``, ``"least-requests"``, ``"round-robin"`` or ``"power-of-two"``.
-            level: ``"external"`` when the machines are not splitcore's own, ``"full"`` when they are.
+            level: ``"external"`` when the caller tells by call what its engines do; ``"managed"`` when every machine
+                is a `Machine` and `handle` carries the messages.
             prompt_pending_tokens_max: A prompt machine is passed over beyond this many pending tokens.
             kv_fill_max: A token machine is passed over beyond this share of its KV tokens.
-            mixed_return: ``"drained"`` or ``"idle"``.
-            reserve: ``"at-arrival"`` or ``"at-source-done"``.
-            cut: ``"at-prompt"`` or ``"before-last"``.
+            mixed_return: When a machine leaves the mixed pool: ``"drained"`` or ``"idle"``.
+            reserve: When KV blocks are reserved: ``"at-arrival"`` or ``"at-source-done"``.
+            cut: Where a request is split: ``"at-prompt"`` or ``"before-last"``.
+            transfer: ``"auto"``, ``"serialized"`` or ``"layer-wise"``.
+            kv_bytes_per_token: KV bytes of one token, for ``"auto"``; unknown, or with unknown links, it is layer-wise
+                from 512 tokens on.
             requests_max: Arrivals are rejected beyond this many live requests.
             attempts_max: A request fails after this many faults.
             lease_s: Seconds after which a placement that no call touched expires; None never does.
@@ -265,9 +279,12 @@ class Cluster:
         block_tokens: int = 16,
         speed_weight: int = 1,
         link_bandwidth: float | None = None,
+        transfer_fixed_cost_s: float = 0.005,
         now_ns: int | None = None,
     ) -> int:
         """Add a machine; it can be given requests at once.
+
+        The name of a lost machine gets its row again, and what is still told of its requests is late.
 
         Args:
             name: Unique among the machines that are present.
@@ -276,6 +293,7 @@ class Cluster:
             block_tokens: Tokens of a block.
             speed_weight: Loads are divided by it when machines are compared.
             link_bandwidth: Bytes per second, each way; None is unknown.
+            transfer_fixed_cost_s: What a layer-wise transfer takes at least.
             now_ns: Time of the call in nanoseconds; None reads the monotonic clock.
 
         Returns:
@@ -318,7 +336,7 @@ class Cluster:
         max_new_tokens: int,
         *,
         priority: int = 0,
-        slo_class: str | None = None,
+        slo_class: int | None = None,
         resumable: bool = True,
         session: str | None = None,
         pin_token: str | None = None,
@@ -333,11 +351,11 @@ class Cluster:
             prompt_tokens: At least 1.
             max_new_tokens: At least 1; a cap, never used as a prediction.
             priority: Higher goes first among parked requests.
-            slo_class: A name that groups requests.
+            slo_class: A number that groups requests: parked ones turn away arrivals of their own class only. None is 0.
             resumable: Whether the request may be placed again when a machine is lost.
-            session: A conversation, for policies that keep it in one place.
+            session: A conversation. Accepted for later use; no policy looks at it yet.
             pin_token: The machine that must decode.
-            prefix_hashes: Hashes of the prompt's full blocks.
+            prefix_hashes: Hashes of the prompt's full blocks. Accepted for later use; no policy looks at them yet.
             dry_run: Return the placement and book nothing.
             now_ns: Time of the call in nanoseconds.
 
@@ -348,6 +366,7 @@ class Cluster:
             RejectedError: If the request is not accepted.
             DuplicateRequestError: If the id is live.
             UnknownIdError: If `pin_token` is no machine.
+            ConfigError: If a count is out of range.
         """
 
     def place_many(
@@ -358,19 +377,22 @@ class Cluster:
         *,
         now_ns: int | None = None,
     ) -> PlacedMany:
-        """Place requests in order, as the same `place` calls would.
+        """Place requests in order, as the same `place` calls at one time would.
+
+        The whole batch is looked through first: on an error nothing is placed.
 
         Args:
             request_ids: Shape (n,).
             prompt_tokens: Shape (n,).
-            max_new_tokens: Shape (n,); None is no cap.
+            max_new_tokens: Shape (n,); None is 1 each, so that only prompts that can never fit are rejected.
             now_ns: Time of the call in nanoseconds.
 
         Returns:
             Machines and attempts, -1 where rejected.
 
         Raises:
-            ConfigError: If the lengths differ.
+            ConfigError: If the lengths differ or a number is out of range; it names the argument and the index.
+            DuplicateRequestError: If an id is live or occurs twice.
         """
 
     def prefill_done(self, request_id: int, *, attempt: int | None = None, now_ns: int | None = None) -> bool:
@@ -390,7 +412,7 @@ class Cluster:
 
         Args:
             request_id: The request.
-            tokens: Output tokens so far, the first included.
+            tokens: Output tokens the client has so far, the first and those of earlier attempts included.
             attempt: Of the placement; None is the live one.
             now_ns: Time of the call in nanoseconds.
 
@@ -435,32 +457,38 @@ class Cluster:
         """
 
     def poll(self, now_ns: int | None = None) -> Polled:
-        """Collect what has happened since the last call.
+        """Collect what has happened since the last call and was not returned by another.
+
+        As many expired ids are kept as requests can be live; who never polls loses the oldest.
 
         Args:
             now_ns: Time of the call in nanoseconds.
 
         Returns:
-            Placements of parked requests, and expired ids.
+            Placements of requests that were parked or lost their machine, and expired ids.
         """
 
-    def renew(self, request_ids: Sequence[int], now_ns: int | None = None) -> int:
+    def renew(self, request_ids: Sequence[int] | NDArray[np.uint64], now_ns: int | None = None) -> int:
         """Extend the leases of requests.
 
         Args:
-            request_ids: The requests.
+            request_ids: The requests, a sequence or array.
             now_ns: Time of the call in nanoseconds.
 
         Returns:
             How many of them are live.
+
+        Raises:
+            ConfigError: If an id is out of range.
         """
 
     def loads(self) -> NDArray[np.void]:
         """Read the books of all machines.
 
         Returns:
-            A structured array, one row per machine: ``machine`` and ``incarnation`` (u4), ``role``, ``pool`` and
-            ``state`` (u1), ``prompt_pending_tokens`` (u8), ``requests`` (u4), ``booked_load``, ``kv_tokens`` and
+            A read-only structured array, one row per machine: ``machine`` and ``incarnation`` (u4), ``role`` and
+            ``pool`` (u1; 0 prompt, 1 token, 2 mixed), ``state`` (u1; 0 up, 1 draining, 2 lost),
+            ``prompt_pending_tokens`` (u8), ``requests`` (u4), ``booked_load``, ``kv_tokens`` and
             ``kv_capacity_tokens`` (u8).
         """
 
@@ -493,6 +521,9 @@ class Cluster:
     def handle(self, events: Sequence[dict[str, Any]], *, now_ns: int | None = None) -> Handled:
         """Apply events in order; one that fails changes nothing and the next goes on.
 
+        Machines are named by ``index`` (their row) and ``incarnation``. At level ``"managed"``, what other calls since
+        the last one want done comes first.
+
         Args:
             events: Each with its ``type`` and fields.
             now_ns: Time of the call in nanoseconds.
@@ -521,20 +552,24 @@ class Machine:
         evictions_max: int = 4,
         report_interval_s: float = 1.0,
         handoff_floor_blocks: int | None = None,
+        sends_max: int | None = None,
+        receives_max: int | None = None,
     ) -> Self:
         """Make an empty machine.
 
         Args:
             kv_blocks: KV blocks of the machine.
             block_tokens: Tokens of a block.
-            machine: Its number in the cluster.
+            machine: Its row in the cluster.
             incarnation: Grows with each restart.
             batch_tokens_max: Tokens of one pass; a single longer prompt runs alone.
             batch_requests_max: Requests of one pass.
             sit_out_max: Passes in a row that a decode may be left out.
             evictions_max: A request is spared after this many.
             report_interval_s: Seconds between two reports.
-            handoff_floor_blocks: Blocks kept for incoming handoffs; None is one largest prompt.
+            handoff_floor_blocks: Blocks kept for incoming handoffs; None is as many as the largest so far took.
+            sends_max: Transfers it sends at once; further ones wait in order. None is no bound.
+            receives_max: Transfers it receives at once; further ones wait in order. None is no bound.
 
         Raises:
             ConfigError: If an argument is out of range.
@@ -542,6 +577,8 @@ class Machine:
 
     def handle(self, events: Sequence[dict[str, Any]], *, now_ns: int | None = None) -> Handled:
         """Apply events in order; one that fails changes nothing and the next goes on.
+
+        What is due by then follows the events: an idle machine starts its pass with all that one call brought.
 
         Args:
             events: Each with its ``type`` and fields.
@@ -555,10 +592,35 @@ class Machine:
         """Tell when the next timeout is due, in nanoseconds, or None."""
 
     def plan(self) -> dict[str, Any]:
-        """Read the batch of the pass that is running."""
+        """Read the batch of the pass that is running, or of the last one.
 
-    def loads(self) -> dict[str, Any]:
-        """Read queue lengths and block counts."""
+        Returns:
+            ``pass``, ``prefills``, ``decodes``, ``puts``, ``prompt_tokens``, ``context_tokens``,
+            ``context_tokens_max`` and ``decodes_version``, which grows when ``decodes`` differs from the pass before.
+        """
+
+    def blocks(self, request_id: int, attempt: int = 1) -> list[int]:
+        """Read the KV blocks of a request, in position order.
+
+        Args:
+            request_id: The request.
+            attempt: Of the placement.
+
+        Returns:
+            Block indices, from 0.
+
+        Raises:
+            UnknownIdError: If the machine does not hold the request.
+        """
+
+    def report(self) -> dict[str, Any]:
+        """Read what it would report to its cluster now: ``seq``, ``kv_tokens``, ``free_blocks`` and ``legs``."""
+
+    def loads(self) -> dict[str, int]:
+        """Read queue lengths and block counts; free, held, cached and quarantined blocks add up to the total."""
+
+    def counters(self) -> dict[str, int]:
+        """Read the counters, each by its name; they only grow."""
 
     def check(self) -> None:
         """Recount everything and compare with the books.
@@ -591,11 +653,11 @@ class Report:
     def requests(self) -> NDArray[np.void]:
         """One row per submitted request, in order of arrival.
 
-        Fields: ``request_id`` (u8), ``arrival_s`` (f8), ``prompt_tokens`` and ``output_tokens`` (u4), ``outcome``
-        (u1, an index of `splitcore.schema.OUTCOMES`), ``prompt_machine`` and ``token_machine`` (i4, indices of
-        `machine_names` or -1), ``queue_s``, ``ttft_s``, ``tbt_s``, ``e2e_s``, ``transfer_visible_s`` (f8) and the
-        slowdowns ``ttft_slowdown``, ``tbt_slowdown``, ``e2e_slowdown`` (f8). Infinity where the request did not
-        finish, NaN where it has no such value.
+        Fields: ``request_id`` (u8), ``arrival_s``, ``ttft_s``, ``tbt_mean_s``, ``tbt_max_s``, ``e2e_s`` and the
+        slowdowns ``ttft_slowdown``, ``tbt_slowdown``, ``e2e_slowdown`` (f8), ``prompt_tokens`` and
+        ``output_tokens`` (u4), ``prompt_machine`` and ``token_machine`` (i4, indices of `machine_names` or -1),
+        ``attempts`` (u4) and ``outcome`` (u4; 0 finished, 1 rejected, 2 failed, 3 cancelled, 4 unfinished).
+        Infinity where the request did not finish, NaN where it has no such value. Read-only.
         """
     @property
     def timeline(self) -> dict[str, NDArray[np.float64]]:
@@ -643,7 +705,7 @@ def profile_fit(csv_path: str | PathLike[str], out_path: str | PathLike[str]) ->
 
     Returns:
         The mean absolute error of the fit as a share of the measured time, by model and machine, then by phase
-        (``"prefill"``, ``"decode"``).
+        (``"prefill"``, ``"decode"``). Labels read as ``"bloom-176b a100-80gb:tp8"``.
 
     Raises:
         InputError: If a line is bad.

@@ -49,6 +49,17 @@ pub enum Cut {
     BeforeLast,
 }
 
+/// Which of equally loaded machines is taken. Results should not hang on it; changing it shows whether they do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
+pub enum Ties {
+    /// The first in pool order.
+    #[default]
+    First,
+    /// The last in pool order.
+    Last,
+}
+
 /// The policies, each one file in `cluster/policies`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
@@ -114,12 +125,18 @@ pub struct ClusterConfig {
     pub kv_bytes_per_token: Option<u64>,
     /// With unknown bandwidth or KV size, `Auto` is layer-wise from this prompt length on.
     pub layer_wise_from_tokens: u32,
+    /// Which of equally loaded machines is taken.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub ties: Ties,
     /// Live requests at most.
     pub requests_max: u32,
     /// Tries of one request at most; only faults count.
     pub attempts_max: u32,
     /// Parked requests and unreserved legs are tried again at least this often.
     pub retry_interval_ns: u64,
+    /// `Managed` only: a request that holds blocks on one machine and has waited this long for another is taken
+    /// back and placed as one leg. It is looked for at this interval.
+    pub park_limit_ns: u64,
     /// `External` only: a placement that no call has touched for this long is expired.
     pub lease_ns: Option<u64>,
     /// Seed of every draw.
@@ -140,9 +157,11 @@ impl Default for ClusterConfig {
             transfer: TransferRule::Auto,
             kv_bytes_per_token: None,
             layer_wise_from_tokens: 512,
+            ties: Ties::First,
             requests_max: 1_000_000,
             attempts_max: 4,
             retry_interval_ns: SECOND_NS,
+            park_limit_ns: 30 * SECOND_NS,
             lease_ns: None,
             seed: 0,
         }
@@ -238,6 +257,7 @@ impl ClusterConfig {
         require(self.requests_max > 0, "requests_max", "at least 1", self.requests_max)?;
         require(self.attempts_max > 0, "attempts_max", "at least 1", self.attempts_max)?;
         require(self.retry_interval_ns > 0, "retry_interval_ns", "at least 1", self.retry_interval_ns)?;
+        require(self.park_limit_ns > 0, "park_limit_ns", "at least 1", self.park_limit_ns)?;
         require(self.lease_ns != Some(0), "lease_ns", "at least 1", 0_u64)?;
         require(
             self.lease_ns.is_none() || self.level == Level::External,

@@ -6,7 +6,6 @@ use crate::id::{LegKey, MachineId, RequestId};
 
 /// An event that cannot be applied. Nothing has changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
 pub enum EventError {
     /// A live request has this id.
     DuplicateRequest(RequestId),
@@ -78,7 +77,6 @@ impl std::error::Error for EventError {}
 /// Why an arrival was turned away. Only arrivals are: an accepted request keeps its place to the end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
-#[non_exhaustive]
 pub enum Rejection {
     /// `requests_max` are live.
     RequestsMax,

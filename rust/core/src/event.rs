@@ -119,7 +119,7 @@ pub enum ClusterEvent {
         notice: Notice,
     },
     /// `External`: the embedder says something about a request, wherever it runs.
-    Fact(Notice),
+    Fact(#[cfg_attr(feature = "serde", serde(with = "fact"))] Notice),
     /// `External`: these requests are still wanted.
     Renew {
         /// Which.
@@ -127,6 +127,27 @@ pub enum ClusterEvent {
     },
     /// A deadline has come.
     Tick,
+}
+
+/// A fact and its notice each have a `type`, so the notice lies one level deeper.
+#[cfg(feature = "serde")]
+mod fact {
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    use crate::leg::Notice;
+
+    #[derive(Serialize, Deserialize)]
+    struct Fact {
+        notice: Notice,
+    }
+
+    pub(super) fn serialize<S: Serializer>(notice: &Notice, serializer: S) -> Result<S::Ok, S::Error> {
+        Fact { notice: *notice }.serialize(serializer)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Notice, D::Error> {
+        Fact::deserialize(deserializer).map(|fact| fact.notice)
+    }
 }
 
 /// How a request ended.

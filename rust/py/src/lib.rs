@@ -1,1 +1,34 @@
-//! Bindings.
+//! Python bindings of splitcore: they convert, lock and detach; the core decides.
+
+// Arguments come from Python as owned values.
+#![allow(clippy::needless_pass_by_value)]
+
+mod arrays;
+mod calls;
+mod clock;
+mod cluster;
+mod errors;
+mod events;
+mod machine;
+mod placement;
+mod simulate;
+
+/// The compiled scheduler core. Import these names from `splitcore`.
+#[pyo3::pymodule]
+mod _native {
+    #[pymodule_export]
+    use crate::cluster::Cluster;
+    #[pymodule_export]
+    use crate::errors::{
+        ConfigError, DuplicateMachineError, DuplicateRequestError, EventError, InputError, RejectedError,
+        SimulationStuckError, SplitcoreError, UnknownIdError,
+    };
+    #[pymodule_export]
+    use crate::events::{Handled, Snapshot};
+    #[pymodule_export]
+    use crate::machine::Machine;
+    #[pymodule_export]
+    use crate::placement::{Leg, PlacedMany, Placement, Polled, Recovery, Why};
+    #[pymodule_export]
+    use crate::simulate::{Report, profile_fit, simulate};
+}

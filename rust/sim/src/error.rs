@@ -2,7 +2,6 @@
 
 /// An error a user can act on: it names where, which field, what was expected and what was found.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
 pub enum SimError {
     /// A field of an input file.
     #[error("{file}:{line}: {field}: expected {expected}, got {got}")]

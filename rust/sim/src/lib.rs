@@ -5,6 +5,7 @@ pub mod error;
 pub mod event_queue;
 pub mod links;
 pub mod machines;
+mod observer;
 pub mod options;
 pub mod report;
 mod setup;
@@ -13,5 +14,6 @@ pub mod workload;
 mod world;
 
 pub use error::SimError;
+pub use observer::Observer;
 pub use options::Options;
-pub use simulate::{Report, simulate};
+pub use simulate::{Report, simulate, simulate_observed};

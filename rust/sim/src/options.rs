@@ -48,6 +48,8 @@ pub struct Options {
     pub reserve: String,
     /// `at-prompt` or `before-last`.
     pub cut: String,
+    /// `first` or `last`: which of equally loaded machines is taken. Results should not hang on it.
+    pub ties: String,
     /// Of every message between Cluster and machines and between machines.
     pub message_delay_s: f64,
     /// Requests at most in the system; further arrivals are rejected.
@@ -84,6 +86,7 @@ impl Default for Options {
             mixed_return: "drained".into(),
             reserve: "at-arrival".into(),
             cut: "at-prompt".into(),
+            ties: "first".into(),
             message_delay_s: 0.0,
             max_in_flight: None,
             kv_limit: true,

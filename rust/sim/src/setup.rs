@@ -3,7 +3,7 @@
 use std::str::FromStr;
 
 use splitcore_core::config::{
-    ClusterConfig, Cut, MachineConfig, MixedReturn, PolicyKind, SECOND_NS, TransferRule,
+    ClusterConfig, Cut, MachineConfig, MixedReturn, PolicyKind, SECOND_NS, Ties, TransferRule,
 };
 use splitcore_core::event::{Link, Role};
 use splitcore_core::placement::Reserve;
@@ -175,6 +175,7 @@ fn cluster_config(options: &Options, model: Model) -> Result<ClusterConfig, SimE
     let returns = [("drained", MixedReturn::Drained), ("idle", MixedReturn::Idle)];
     let reserves = [("at-arrival", Reserve::AtArrival), ("at-source-done", Reserve::AtSourceDone)];
     let cuts = [("at-prompt", Cut::AtPrompt), ("before-last", Cut::BeforeLast)];
+    let ties = [("first", Ties::First), ("last", Ties::Last)];
     let requests_max = options.max_in_flight.unwrap_or(u32::MAX);
     if requests_max == 0 {
         return Err(SimError::config("max_in_flight", "at least 1", 0));
@@ -185,6 +186,7 @@ fn cluster_config(options: &Options, model: Model) -> Result<ClusterConfig, SimE
         reserve: named("reserve", &reserves, &options.reserve)?,
         cut: named("cut", &cuts, &options.cut)?,
         transfer: named("transfer", &transfers, &options.transfer)?,
+        ties: named("ties", &ties, &options.ties)?,
         kv_bytes_per_token: Some(model.kv_bytes_per_token()),
         requests_max,
         seed: options.seed,

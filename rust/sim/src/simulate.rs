@@ -6,6 +6,7 @@ use splitcore_core::event::Role;
 
 use crate::SimError;
 use crate::cost::CostKind;
+use crate::observer::Observer;
 use crate::options::Options;
 use crate::report::{
     Inputs, PoolMoves, Reference, RequestRecord, RequestRow, RunFacts, SloLimits, Summary, TbtRule, Timelines,
@@ -43,15 +44,31 @@ pub struct Report {
 /// # Errors
 /// Bad options or input files, before anything runs; a stuck run; an interruption.
 pub fn simulate(options: &Options, control: &mut dyn FnMut(u64, u64) -> bool) -> Result<Report, SimError> {
+    simulate_observed(options, control, ())
+}
+
+/// As [`simulate`], with somebody watching. What the observer does changes nothing in the run.
+///
+/// # Errors
+/// As [`simulate`].
+pub fn simulate_observed(
+    options: &Options,
+    control: &mut dyn FnMut(u64, u64) -> bool,
+    observer: impl Observer,
+) -> Result<Report, SimError> {
     let setup = Setup::new(options)?;
     let started = Instant::now();
-    let mut world = World::new(&setup)?;
+    let mut world = World::new(&setup, observer)?;
     run(&mut world, &setup, control)?;
     let wall_s = started.elapsed().as_secs_f64();
     Ok(report(&world, &setup, options, wall_s))
 }
 
-fn run(world: &mut World, setup: &Setup, control: &mut dyn FnMut(u64, u64) -> bool) -> Result<(), SimError> {
+fn run<O: Observer>(
+    world: &mut World<O>,
+    setup: &Setup,
+    control: &mut dyn FnMut(u64, u64) -> bool,
+) -> Result<(), SimError> {
     let total = setup.workload.requests.len() as u64;
     let patience = PATIENCE_EVENTS + PATIENCE_EVENTS_PER_MACHINE * setup.machines.len() as u64;
     let (mut ended, mut ended_at_event) = (0, 0);
@@ -66,15 +83,18 @@ fn run(world: &mut World, setup: &Setup, control: &mut dyn FnMut(u64, u64) -> bo
             return Err(SimError::Interrupted);
         }
     }
-    if world.is_over() { Ok(()) } else { Err(stuck(world, world.events - ended_at_event)) }
+    if !world.is_over() {
+        return Err(stuck(world, world.events - ended_at_event));
+    }
+    if setup.check { world.check_drained() } else { Ok(()) }
 }
 
-fn stuck(world: &World, events: u64) -> SimError {
+fn stuck<O: Observer>(world: &World<O>, events: u64) -> SimError {
     let (request, state) = world.stuck();
     SimError::Stuck { events, pending: world.pending() as u64, request, state }
 }
 
-fn report(world: &World, setup: &Setup, options: &Options, wall_s: f64) -> Report {
+fn report<O: Observer>(world: &World<O>, setup: &Setup, options: &Options, wall_s: f64) -> Report {
     let rows = world.rows();
     let tbt_rule = match setup.cost_kind {
         CostKind::Measured => TbtRule::MeanGap,
@@ -125,7 +145,7 @@ fn report(world: &World, setup: &Setup, options: &Options, wall_s: f64) -> Repor
     }
 }
 
-fn timelines(world: &World, setup: &Setup) -> Timelines {
+fn timelines<O: Observer>(world: &World<O>, setup: &Setup) -> Timelines {
     let mut all = Timelines { t_s: Vec::new(), pools: Vec::new() };
     for role in [Role::Prompt, Role::Token, Role::Mixed] {
         let machines = setup.machines.iter().filter(|machine| machine.role == role).count();

@@ -83,9 +83,9 @@ impl Cluster {
                 counts[machine.index as usize].add(&leg.booking);
             }
         }
-        for ((_, machine), booking) in &self.closing {
+        for ((_, machine), closing) in &self.closing {
             counts[*machine as usize].closing += 1;
-            counts[*machine as usize].add_kv(booking);
+            counts[*machine as usize].add_kv(&closing.booking);
         }
         for (index, (entry, counted)) in self.machines.iter().zip(&counts).enumerate() {
             let kept = Count {

@@ -1,12 +1,12 @@
 //! What machines (or an embedder) say, and what it does to the books.
 
-use super::machines::Booking;
+use super::machines::{Booking, Closing};
 use super::requests::WatchedLeg;
 use super::{Cluster, MachineState};
 use crate::config::MixedReturn;
 use crate::error::{Applied, EventError};
 use crate::event::{ClusterAction, Outcome, Role};
-use crate::id::{LegKey, MachineId};
+use crate::id::{AssignmentSeq, LegKey, MachineId};
 use crate::leg::{Command, Compute, Inbound, Notice, Outbound, Report};
 use crate::placement::Reserve;
 
@@ -18,6 +18,10 @@ impl Cluster {
         actions: &mut Vec<ClusterAction>,
     ) -> Result<Applied, EventError> {
         let Some(machine) = self.live(from)? else { return Ok(self.late()) };
+        let goes_on = !matches!(notice, Notice::Report(_) | Notice::Reserved { .. } | Notice::Refused { .. });
+        if goes_on {
+            self.entry(machine).went_on_at = self.now;
+        }
         Ok(self.fact(Some(machine), notice, actions))
     }
 
@@ -31,12 +35,15 @@ impl Cluster {
         match *notice {
             Notice::Report(report) => {
                 self.take_report(from, report);
+                if let Some(machine) = from {
+                    self.tell_drained(machine, actions);
+                }
                 self.retry(actions);
                 Applied::Yes
             }
             Notice::Released { key, report } => {
                 self.take_report(from, report);
-                let applied = self.released(from, key, actions);
+                let applied = self.released(from, key, report.seq, actions);
                 self.retry(actions);
                 applied
             }
@@ -51,13 +58,7 @@ impl Cluster {
             Notice::PrefillDone { key, .. } => self.prefill_done(from, key, actions),
             Notice::Evicted { key, tokens } => self.evicted(from, key, tokens),
             Notice::Progress { key, tokens } => self.progress(key, tokens, actions),
-            Notice::TransferFailed { key } => match self.requests.find_key(key) {
-                Some(slot) => {
-                    self.fault(slot, actions);
-                    Applied::Yes
-                }
-                None => self.late(),
-            },
+            Notice::TransferFailed { key } => self.transfer_failed(from, key, actions),
         }
     }
 
@@ -117,6 +118,8 @@ impl Cluster {
             self.command_reserve(slot, actions);
             self.command_send(slot, actions);
         }
+        let now = self.now;
+        self.requests.get_mut(slot).moved_at = now;
         self.touch_lease(slot);
         Applied::Yes
     }
@@ -142,7 +145,10 @@ impl Cluster {
         let Some(slot) = self.requests.find_key(key) else { return self.late() };
         let managed = self.is_managed();
         let request = self.requests.get_mut(slot);
-        request.delivered = request.delivered.saturating_add(tokens);
+        // Positions are 32 bits wide, so no more than that is ever counted.
+        let delivered_max = (u32::MAX - 1).saturating_sub(request.arrival.prompt_tokens);
+        let tokens = tokens.min(delivered_max - request.delivered);
+        request.delivered += tokens;
         if !managed {
             // The destination decodes, so it has the KV: the source's blocks are free.
             if request.legs[1].is_some() && request.legs[0].is_some() {
@@ -165,13 +171,39 @@ impl Cluster {
         }
     }
 
-    /// A leg's blocks are free: it handed over, or it was given up earlier.
-    fn released(&mut self, from: Option<u32>, key: LegKey, actions: &mut Vec<ClusterAction>) -> Applied {
-        if let Some(machine) = from {
-            if let Some(booking) = self.closing.remove(&(key, machine)) {
-                self.close(machine, &booking, actions);
-                return Applied::Yes;
+    /// A transfer that has not landed costs the request its placement.
+    fn transfer_failed(
+        &mut self,
+        from: Option<u32>,
+        key: LegKey,
+        actions: &mut Vec<ClusterAction>,
+    ) -> Applied {
+        let found = self.find_leg(from, key, |leg| !leg.booking.decodes);
+        let Some((slot, 0)) = found else { return self.late() };
+        let landed = self.requests.get(slot).legs[1].is_some_and(|next| next.state.inbound == Inbound::Ready);
+        if landed {
+            return self.late();
+        }
+        self.fault(slot, actions);
+        Applied::Yes
+    }
+
+    /// A leg's blocks are free: it handed over, or it was given up earlier. A leg that was given up is closed only
+    /// by the answer to its `Abort`, the last its machine has to say of it; until then its name is not used again.
+    fn released(
+        &mut self,
+        from: Option<u32>,
+        key: LegKey,
+        seq: AssignmentSeq,
+        actions: &mut Vec<ClusterAction>,
+    ) -> Applied {
+        if let Some((machine, closing)) = from.and_then(|at| Some((at, *self.closing.get(&(key, at))?))) {
+            if seq < closing.seq {
+                return self.late();
             }
+            self.closing.remove(&(key, machine));
+            self.close(machine, &closing.booking, actions);
+            return Applied::Yes;
         }
         match self.find_leg(from, key, |leg| !leg.booking.decodes) {
             Some((slot, at)) if at == 0 && self.requests.get(slot).legs[1].is_some() => {
@@ -193,15 +225,8 @@ impl Cluster {
     }
 
     fn finished(&mut self, from: Option<u32>, key: LegKey, actions: &mut Vec<ClusterAction>) -> Applied {
-        let Some(slot) = self.requests.find_key(key) else {
-            // Cancelled meanwhile: the end that was applied first wins, the blocks are free either way.
-            if let Some(machine) = from {
-                if let Some(booking) = self.closing.remove(&(key, machine)) {
-                    self.close(machine, &booking, actions);
-                }
-            }
-            return self.late();
-        };
+        // Cancelled meanwhile: the end that was applied first wins.
+        let Some(slot) = self.requests.find_key(key) else { return self.late() };
         for at in 0..2 {
             let Some(leg) = self.requests.get(slot).legs[at] else { continue };
             let ended_here = from.is_none() || leg.machine.is_some_and(|id| Some(id.index) == from);
@@ -240,8 +265,8 @@ impl Cluster {
         // A leg that was never told needs no answer.
         if managed && leg.booking.sent {
             entry.closing += 1;
-            self.closing.insert((key, machine.index), leg.booking);
-            self.command(machine, None, Command::Abort { key }, actions);
+            let seq = self.command(machine, None, Command::Abort { key }, actions);
+            self.closing.insert((key, machine.index), Closing { booking: leg.booking, seq });
         } else {
             entry.free_kv(&leg.booking);
         }
@@ -293,8 +318,9 @@ impl Cluster {
     }
 
     pub(super) fn tell_drained(&mut self, machine: u32, actions: &mut Vec<ClusterAction>) {
-        let entry = &self.machines[machine as usize];
-        if entry.state == MachineState::Draining && entry.legs == 0 && entry.closing == 0 {
+        let entry = &mut self.machines[machine as usize];
+        if entry.state == MachineState::Draining && !entry.drained && entry.is_empty() {
+            entry.drained = true;
             actions.push(ClusterAction::Drained { machine: entry.id });
         }
     }

@@ -26,10 +26,10 @@ pub use pools::Side;
 use crate::config::{ClusterConfig, ConfigError, Level};
 use crate::error::{Applied, EventError};
 use crate::event::{ClusterAction, ClusterEvent, Join, Role};
-use crate::id::{Attempt, LegKey, MachineId, Order, RequestId};
+use crate::id::{AssignmentSeq, Attempt, LegKey, MachineId, Order, RequestId};
 use crate::leg::Command;
 use crate::time::Time;
-use machines::{Booking, MachineEntry};
+use machines::{Booking, Closing, MachineEntry};
 use pools::{Pools, View};
 use requests::Requests;
 
@@ -53,6 +53,8 @@ pub struct ClusterCounters {
     pub faults: u64,
     /// Reservations a destination refused.
     pub refused: u64,
+    /// Requests taken back from a handoff that did not go on within `park_limit_ns`.
+    pub relieved: u64,
     /// Machines that moved to the mixed pool.
     pub to_mixed: u64,
     /// Machines that went home.
@@ -99,12 +101,14 @@ pub struct Cluster {
     /// Requests whose second leg has no machine, by arrival.
     unreserved: BTreeSet<(Order, u32)>,
     /// Legs given up whose machine has not yet said that the blocks are free.
-    closing: BTreeMap<(LegKey, u32), Booking>,
+    closing: BTreeMap<(LegKey, u32), Closing>,
     /// Leases by the time they run out.
     leases: BTreeSet<(Time, u32)>,
     /// Machines that may go home once their hold-down is over.
     held_in_mixed: BTreeSet<(Time, u32)>,
     retried_at: Time,
+    /// When handoffs were last looked over for ones that do not go on.
+    swept_at: Time,
     kv_capacity_tokens_max: u64,
     counters: ClusterCounters,
 }
@@ -120,7 +124,7 @@ impl Cluster {
             config,
             now: Time::ZERO,
             machines: Vec::new(),
-            pools: Pools::default(),
+            pools: Pools::new(config.ties),
             requests: Requests::default(),
             arrivals: 0,
             parked: BTreeSet::new(),
@@ -130,6 +134,7 @@ impl Cluster {
             leases: BTreeSet::new(),
             held_in_mixed: BTreeSet::new(),
             retried_at: Time::ZERO,
+            swept_at: Time::ZERO,
             kv_capacity_tokens_max: 0,
             counters: ClusterCounters::default(),
         })
@@ -229,18 +234,20 @@ impl Cluster {
         self.config.level == Level::Managed
     }
 
-    /// Sends a command that a booking goes with, if machines are ours to command.
+    /// Sends a command that a booking goes with, if machines are ours to command. Returns its number.
     fn command(
         &mut self,
         to: MachineId,
         booking: Option<&mut Booking>,
         command: Command,
         actions: &mut Vec<ClusterAction>,
-    ) {
-        if self.is_managed() {
-            let seq = self.entry(to.index).assign(booking);
-            actions.push(ClusterAction::Command { to, seq, command });
+    ) -> AssignmentSeq {
+        if !self.is_managed() {
+            return AssignmentSeq(0);
         }
+        let seq = self.entry(to.index).assign(booking);
+        actions.push(ClusterAction::Command { to, seq, command });
+        seq
     }
 
     fn late(&mut self) -> Applied {
@@ -254,12 +261,19 @@ impl Cluster {
         let retry = waiting.then(|| self.retried_at.after(self.config.retry_interval_ns));
         let lease = self.leases.first().map(|&(due, _)| due);
         let home = self.held_in_mixed.first().map(|&(due, _)| due);
-        [retry, lease, home].into_iter().flatten().min()
+        let sweep = (self.is_managed() && self.requests.len() > 0)
+            .then(|| self.swept_at.after(self.config.park_limit_ns));
+        [retry, lease, home, sweep].into_iter().flatten().min()
     }
 
     /// The live attempt of a request.
     pub fn attempt(&self, request: RequestId) -> Option<Attempt> {
         self.requests.find(request).map(|slot| self.requests.get(slot).attempt)
+    }
+
+    /// Output tokens that the client of a live request has, all attempts together.
+    pub fn delivered(&self, request: RequestId) -> Option<u32> {
+        self.requests.find(request).map(|slot| self.requests.get(slot).delivered)
     }
 
     /// What is booked on a machine.

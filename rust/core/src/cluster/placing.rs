@@ -2,7 +2,7 @@
 
 use super::machines::Booking;
 use super::policies::policy;
-use super::pools::{Ask, Choice, Side};
+use super::pools::{Ask, Choice, Pick, Side};
 use super::requests::{Request, WatchedLeg};
 use super::{Cluster, MachineState};
 use crate::config::{Cut, TransferRule};
@@ -39,11 +39,17 @@ impl Cluster {
             delivered: 0,
             resumed_from: 0,
             parked: false,
+            whole: false,
+            moved_at: self.now,
             lost: false,
+            refused_by: Vec::new(),
             legs: [None; 2],
             lease_due: None,
         };
         self.arrivals += 1;
+        if self.requests.len() == 0 {
+            self.swept_at = self.now;
+        }
         let slot = self.requests.insert(request);
         self.place(slot, choice, actions);
         self.touch_lease(slot);
@@ -136,6 +142,21 @@ impl Cluster {
         }))
     }
 
+    /// The machines for a request that was accepted before. Where its policy has none, any that can hold it whole
+    /// will do: since it was accepted, the pools may have changed.
+    pub(super) fn choose(&self, slot: u32) -> Option<Choice> {
+        let (ask, view) = (self.ask(slot), self.view());
+        if !self.requests.get(slot).whole {
+            let picked = policy(self.config.policy).pick(&view, &ask);
+            if picked.is_some() {
+                return picked;
+            }
+        }
+        let pinned = ask.pin_token.map(|machine| Pick { machine, step: Step::Pinned });
+        let least = |machine| Pick { machine, step: Step::LeastOfAll };
+        pinned.or_else(|| view.least_of_all(&ask).map(least)).map(Choice::whole)
+    }
+
     /// Applies a choice to an accepted request: pool moves, bookings, commands.
     pub(super) fn place(&mut self, slot: u32, choice: Choice, actions: &mut Vec<ClusterAction>) {
         let why = self.why(choice);
@@ -146,8 +167,10 @@ impl Cluster {
         for leg in legs.iter_mut().flatten() {
             self.book(leg);
         }
+        let now = self.now;
         let request = self.requests.get_mut(slot);
         request.legs = legs;
+        request.moved_at = now;
         let placed = (request.arrival.request, request.attempt);
         self.command_first(slot, actions);
         self.counters.placed += 1;

@@ -1,10 +1,11 @@
 //! The three pools and the search that policies share.
 //!
-//! Pool order is the order of entry: a machine that comes home goes to the end. Equal loads go to the first.
+//! Pool order is the order of entry: a machine that comes home goes to the end. Equal loads go to the first, or to
+//! the last where [`Ties`] says so.
 
 use super::load_index::{Key, LoadIndex};
 use super::machines::{MachineEntry, MachineState};
-use crate::config::{ClusterConfig, PolicyKind};
+use crate::config::{ClusterConfig, PolicyKind, Ties};
 use crate::event::Role;
 use crate::id::Order;
 use crate::placement::Step;
@@ -24,6 +25,7 @@ const SCALE: u128 = 1 << 16;
 /// Membership, and two load indexes a pool: one a side.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Pools {
+    ties: Ties,
     members: [Vec<u32>; 3],
     index: [[LoadIndex; 2]; 3],
     /// Order of entry of each machine.
@@ -32,6 +34,11 @@ pub(crate) struct Pools {
 }
 
 impl Pools {
+    /// Without machines.
+    pub(crate) fn new(ties: Ties) -> Self {
+        Self { ties, ..Self::default() }
+    }
+
     pub(crate) fn enter(&mut self, pool: Role, machine: u32) {
         let at = machine as usize;
         if self.rank.len() <= at {
@@ -64,7 +71,9 @@ impl Pools {
     pub(crate) fn key(&self, policy: PolicyKind, side: Side, machine: u32, entry: &MachineEntry) -> Key {
         let load = u128::from(load(policy, side, entry));
         let scaled = (load * SCALE / u128::from(entry.speed_weight)).min(u128::from(u64::MAX)) as u64;
-        Key::new(scaled, self.rank[machine as usize], machine)
+        let rank = self.rank[machine as usize];
+        let rank = if self.ties == Ties::Last { u32::MAX - rank } else { rank };
+        Key::new(scaled, rank, machine)
     }
 
     pub(crate) fn members(&self, pool: Role) -> &[u32] {

@@ -1,11 +1,13 @@
 //! Cancels, drains, and faults: what a lost machine held is placed again, ahead of new arrivals.
 
-use super::policies::policy;
+use super::machines::Closing;
+use super::requests::Request;
 use super::{Cluster, MachineState};
 use crate::error::{Applied, EventError};
 use crate::event::{ClusterAction, Outcome};
 use crate::id::{MachineId, Order, RequestId};
-use crate::leg::Inbound;
+use crate::leg::{Compute, Inbound};
+use crate::time::Time;
 
 impl Cluster {
     /// The client gives up: over at once for it, load back now, blocks when their machines say so.
@@ -61,7 +63,7 @@ impl Cluster {
         self.entry(index).state = MachineState::Lost;
         let closed: Vec<_> = self.closing.keys().filter(|(_, machine)| *machine == index).copied().collect();
         for key in closed {
-            if let Some(booking) = self.closing.remove(&key) {
+            if let Some(Closing { booking, .. }) = self.closing.remove(&key) {
                 let entry = self.entry(index);
                 entry.closing -= 1;
                 entry.free_kv(&booking);
@@ -121,6 +123,12 @@ impl Cluster {
         let request = self.requests.get_mut(slot);
         self.unreserved.remove(&(request.order, slot));
         request.faults += 1;
+        if request.delivered >= request.arrival.max_new_tokens {
+            // The client has everything there can be; only the word that it is over was lost.
+            self.counters.finished += 1;
+            self.end(slot, Outcome::Finished, actions);
+            return;
+        }
         let failed = if !request.arrival.resumable {
             Some(Outcome::NotResumable)
         } else if request.faults >= attempts_max {
@@ -133,12 +141,47 @@ impl Cluster {
             self.end(slot, outcome, actions);
             return;
         }
+        self.place_again(slot, actions);
+    }
+
+    /// The next attempt, with what the client has as part of its prompt.
+    fn place_again(&mut self, slot: u32, actions: &mut Vec<ClusterAction>) {
+        let request = self.requests.get_mut(slot);
         request.attempt.0 += 1;
         request.resumed_from = request.delivered;
-        let ask = self.ask(slot);
-        match policy(self.config.policy).pick(&self.view(), &ask) {
+        match self.choose(slot) {
             Some(choice) => self.place(slot, choice, actions),
             None => self.park(slot, actions),
         }
+    }
+
+    /// Takes back requests whose handoff does not go on. They hold blocks that others may be waiting for in a
+    /// circle, so they are placed as one leg, which waits for no other machine.
+    pub(super) fn sweep(&mut self, actions: &mut Vec<ClusterAction>) {
+        self.swept_at = self.now;
+        let stuck = self.requests.iter().filter(|(_, request)| self.is_stuck(request));
+        let mut stuck: Vec<(Order, u32)> = stuck.map(|(slot, request)| (request.order, slot)).collect();
+        stuck.sort_unstable();
+        for (order, slot) in stuck {
+            for at in 0..2 {
+                self.give_up(slot, at, actions);
+            }
+            self.unreserved.remove(&(order, slot));
+            self.counters.relieved += 1;
+            self.requests.get_mut(slot).whole = true;
+            self.place_again(slot, actions);
+        }
+    }
+
+    /// Whether a request holds blocks on one machine and has waited too long for another: it has found no
+    /// destination, or nothing has gone on at its source for as long.
+    fn is_stuck(&self, request: &Request) -> bool {
+        let [Some(first), Some(second)] = request.legs else { return false };
+        let is_past = |since: Time| since.after(self.config.park_limit_ns) <= self.now;
+        if second.state.inbound == Inbound::Ready || !is_past(request.moved_at) {
+            return false;
+        }
+        let unreserved = second.machine.is_none() && first.state.compute == Compute::Held;
+        unreserved || first.machine.is_some_and(|id| is_past(self.machines[id.index as usize].went_on_at))
     }
 }

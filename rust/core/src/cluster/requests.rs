@@ -32,8 +32,14 @@ pub(crate) struct Request {
     /// Of these, the ones that were delivered before this attempt, and so belong to its prompt.
     pub(crate) resumed_from: u32,
     pub(crate) parked: bool,
+    /// To be placed as one leg: a handoff of it did not go on.
+    pub(crate) whole: bool,
+    /// When it was placed, or its first leg had computed.
+    pub(crate) moved_at: Time,
     /// A machine it needs was just lost; set and cleared within one event.
     pub(crate) lost: bool,
+    /// Who refused its second leg since it was last tried from the line; asking in turn would never end.
+    pub(crate) refused_by: Vec<u32>,
     pub(crate) legs: [Option<WatchedLeg>; 2],
     pub(crate) lease_due: Option<Time>,
 }

@@ -5,12 +5,13 @@ use std::cmp::Reverse;
 
 use super::Cluster;
 use super::policies::policy;
+use super::pools::{Pick, Side};
 use super::requests::Request;
 use crate::error::Applied;
 use crate::event::{ClusterAction, Outcome};
 use crate::id::{LegKey, RequestId};
 use crate::leg::{Compute, Inbound};
-use crate::placement::Reserve;
+use crate::placement::{Reserve, Step};
 
 impl Cluster {
     /// A destination has no room: undo the booking, find another, else let the leg wait unreserved while the source
@@ -21,12 +22,6 @@ impl Cluster {
         key: LegKey,
         actions: &mut Vec<ClusterAction>,
     ) -> Applied {
-        if let Some(machine) = from {
-            if let Some(booking) = self.closing.remove(&(key, machine)) {
-                self.close(machine, &booking, actions);
-                return Applied::Yes;
-            }
-        }
         let Some(slot) = self.requests.find_key(key) else { return self.late() };
         let Some(mut leg) = self.requests.get(slot).legs[1] else { return self.late() };
         let Some(machine) = leg.machine.filter(|id| Some(id.index) == from) else { return self.late() };
@@ -36,23 +31,29 @@ impl Cluster {
         leg.booking.sent = false;
         let request = self.requests.get_mut(slot);
         request.legs[1] = Some(leg);
+        request.refused_by.push(machine.index);
         let order = request.order;
-        if !self.place_second(slot, Some(machine.index), actions) {
+        if !self.place_second(slot, actions) {
             self.unreserved.insert((order, slot));
         }
         Applied::Yes
     }
 
     /// Finds a machine for a second leg that has none. Returns whether it did.
-    fn place_second(&mut self, slot: u32, refused_by: Option<u32>, actions: &mut Vec<ClusterAction>) -> bool {
+    fn place_second(&mut self, slot: u32, actions: &mut Vec<ClusterAction>) -> bool {
         let request = self.requests.get(slot);
         let [Some(first), Some(mut second)] = request.legs else { return false };
         let ask = self.ask(slot);
         let source = first.machine.map(|id| id.index);
-        let except: Vec<u32> = [source, refused_by].into_iter().flatten().collect();
-        let Some(pick) = policy(self.config.policy).place_later(&self.view(), &ask, &except) else {
-            return false;
+        let except: Vec<u32> = source.into_iter().chain(request.refused_by.iter().copied()).collect();
+        let view = self.view();
+        let pick = match ask.pin_token {
+            // No other machine will do: the leg waits for room on this one.
+            Some(pin) => Some(Pick { machine: pin, step: Step::Pinned })
+                .filter(|_| !except.contains(&pin) && !view.is_over(pin, Side::Token, &ask)),
+            None => policy(self.config.policy).place_later(&view, &ask, &except),
         };
+        let Some(pick) = pick else { return false };
         self.move_if_borrowed(pick.machine, pick.step, actions);
         second.machine = Some(self.id_of(pick.machine));
         second.state.inbound = Inbound::Reserving;
@@ -87,22 +88,31 @@ impl Cluster {
         }
     }
 
-    /// Tries everything that waits, in line; stops at the first parked request that finds no place.
+    /// Tries everything that waits, in line. An unreserved leg that finds no room keeps what comes after it waiting;
+    /// a parked request finds no place only where no machine is large enough, and keeps nobody waiting.
     pub(super) fn retry(&mut self, actions: &mut Vec<ClusterAction>) {
         if self.parked.is_empty() && self.unreserved.is_empty() {
             return;
         }
         self.retried_at = self.now;
         while let Some(&(_, slot)) = self.unreserved.first() {
-            let order = self.requests.get(slot).order;
-            if !self.place_second(slot, None, actions) {
+            let request = self.requests.get_mut(slot);
+            request.refused_by.clear();
+            let order = request.order;
+            if !self.place_second(slot, actions) {
                 break;
             }
             self.unreserved.remove(&(order, slot));
         }
-        while let Some(&(_, _, slot)) = self.parked.first() {
-            let ask = self.ask(slot);
-            let Some(choice) = policy(self.config.policy).pick(&self.view(), &ask) else { break };
+        if self.kv_capacity_tokens_max == 0 {
+            return;
+        }
+        let line: Vec<u32> = self.parked.iter().map(|&(_, _, slot)| slot).collect();
+        for slot in line {
+            // What was delivered while it waited belongs to its prompt too.
+            let request = self.requests.get_mut(slot);
+            request.resumed_from = request.delivered;
+            let Some(choice) = self.choose(slot) else { continue };
             let request = self.requests.get_mut(slot);
             request.parked = false;
             let parked = request.clone();
@@ -124,6 +134,9 @@ impl Cluster {
         while let Some(&(due, machine)) = self.held_in_mixed.first().filter(|(due, _)| *due <= self.now) {
             self.held_in_mixed.remove(&(due, machine));
             self.go_home(machine, actions);
+        }
+        if self.is_managed() && self.swept_at.after(self.config.park_limit_ns) <= self.now {
+            self.sweep(actions);
         }
         if self.next_deadline().is_some_and(|due| due <= self.now) {
             self.retry(actions);

@@ -36,9 +36,14 @@ impl Machine {
     }
 
     fn abort_decode(&mut self, slot: u32, actions: &mut Vec<MachineAction>) {
-        let Some(index) = self.decode_index(slot) else { return };
-        if self.running && self.decodes[index].runs {
+        let Some(index) = self.decode_index(slot) else {
+            self.joining.retain(|&joins| joins != slot);
+            self.release(slot, actions);
+            return;
+        };
+        if self.is_running() && self.runs(&self.decodes[index]) {
             self.decodes[index].ends = true;
+            self.ending = true;
         } else {
             self.leave_decodes(index);
             self.release(slot, actions);
@@ -64,20 +69,23 @@ impl Machine {
     /// Drops an aborted leg that computes no more, once nothing reads it.
     pub(super) fn drop_aborted(&mut self, slot: u32, actions: &mut Vec<MachineAction>) {
         if self.legs.get(slot).is_sending() {
-            self.legs.get_mut(slot).set(|state| state.compute = Compute::Done);
             self.stop_sending(slot, actions);
+            self.legs.get_mut(slot).set(|state| state.compute = Compute::Done);
         } else {
             self.release(slot, actions);
         }
     }
 
-    /// Frees a leg's blocks and says so.
+    /// Frees a leg's blocks and says so. A leg that told its end has left the Cluster's books with it, and a
+    /// `Released` could be taken for one about a later request of the same name.
     pub(super) fn release(&mut self, slot: u32, actions: &mut Vec<MachineAction>) {
         self.acknowledge_abort(slot, actions);
-        let key = self.legs.get(slot).key;
+        let leg = self.legs.get(slot);
+        let (key, told) = (leg.key, leg.ended && !leg.aborted);
         self.give_back(slot);
         let report = self.riding_report();
-        actions.push(MachineAction::Notify { notice: Notice::Released { key, report } });
+        let notice = if told { Notice::Report(report) } else { Notice::Released { key, report } };
+        actions.push(MachineAction::Notify { notice });
         self.after_give_back(actions);
     }
 

@@ -12,9 +12,9 @@
 //! recomputed. The two have two counters.
 
 use super::plan::Prefill;
-use super::{Machine, Queued};
+use super::{Activity, Machine, Queued};
 use crate::event::{MachineAction, Put};
-use crate::id::{LegKey, Order};
+use crate::id::Order;
 use crate::leg::{Compute, Notice, Outbound};
 use crate::placement::Mode;
 
@@ -22,7 +22,6 @@ use crate::placement::Mode;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Decode {
     pub(crate) order: Order,
-    pub(crate) key: LegKey,
     pub(crate) slot: u32,
     /// Prompt and output tokens so far; the next pass needs room for as many.
     pub(crate) kv_tokens: u32,
@@ -31,7 +30,7 @@ pub(crate) struct Decode {
     /// Passes in a row it was left out of.
     pub(super) sat_out: u32,
     pub(super) evictions: u32,
-    /// It is in the pass being built or run.
+    /// It is in the pass being built or run. Where all are, this says nothing: see [`Machine::all_run`].
     pub(super) runs: bool,
     /// Its request ended in the running pass, or it was aborted during it.
     pub(super) ends: bool,
@@ -58,18 +57,26 @@ impl Budget {
 }
 
 impl Machine {
-    /// Builds the next pass and asks for it, unless one is running or there is nothing to run.
+    /// Builds the next pass and asks for it, unless there is nothing to run. No pass is running.
     pub(super) fn start_pass(&mut self, actions: &mut Vec<MachineAction>) {
-        self.pass_due = false;
-        if self.running || (self.queue.is_empty() && self.decodes.is_empty()) {
-            return;
+        self.activity = Activity::Idle;
+        let mut evicted = None;
+        // An eviction can empty the very pass it was for; what it freed then serves another.
+        while self.has_work() && evicted.replace(self.counters.evicted) != Some(self.counters.evicted) {
+            self.build_pass(actions);
+            if !self.plan.is_empty() {
+                self.activity = Activity::Running;
+                self.plan.pass += 1;
+                self.attach_puts();
+                actions.push(MachineAction::Run { pass: self.plan.pass });
+                return;
+            }
         }
+    }
+
+    fn build_pass(&mut self, actions: &mut Vec<MachineAction>) {
         self.plan.clear();
-        let mut budget = Budget {
-            tokens: self.config.batch_tokens_max,
-            requests: self.config.batch_requests_max,
-            empty: true,
-        };
+        let mut budget = self.budget();
         if self.sitting_out > 0 {
             self.take_starved(&mut budget);
         }
@@ -78,14 +85,16 @@ impl Machine {
         }
         self.take_decodes(&mut budget);
         self.grow(actions);
-        self.list_decodes();
-        if self.plan.is_empty() {
-            return;
+        if self.decodes_changed {
+            self.list_decodes();
         }
-        self.running = true;
-        self.plan.pass += 1;
-        self.attach_puts();
-        actions.push(MachineAction::Run { pass: self.plan.pass });
+        if self.plan.is_empty() {
+            self.take_landed(&mut self.budget());
+        }
+    }
+
+    fn budget(&self) -> Budget {
+        Budget { tokens: self.config.batch_tokens_max, requests: self.config.batch_requests_max, empty: true }
     }
 
     fn take_starved(&mut self, budget: &mut Budget) {
@@ -96,27 +105,50 @@ impl Machine {
     }
 
     fn take_prompts(&mut self, budget: &mut Budget) {
-        while let Some(&Queued { slot, .. }) = self.queue.front() {
-            let (start, tokens) = self.legs.get(slot).prefill();
-            let fits = budget.requests > 0 && (budget.empty || tokens <= budget.tokens);
-            if !fits || !self.make_room(slot) {
+        while !self.queue.is_empty() && self.take_prompt(0, budget) {}
+    }
+
+    /// Takes the prompt at a place in the queue, if it fits and there is room.
+    fn take_prompt(&mut self, at: usize, budget: &mut Budget) -> bool {
+        let slot = self.queue[at].slot;
+        let (start, tokens) = self.legs.get(slot).prefill();
+        let fits = budget.requests > 0 && (budget.empty || tokens <= budget.tokens);
+        if !fits || !self.make_room(slot) {
+            return false;
+        }
+        budget.take(tokens);
+        self.queue.remove(at);
+        let leg = self.legs.get_mut(slot);
+        let samples = leg.work.samples_first() || leg.compute() == Compute::Evicted;
+        self.plan.prefills.push(Prefill { key: leg.key, start, tokens, samples, slot });
+        self.plan.prompt_tokens += tokens;
+        leg.set(|state| state.compute = Compute::Prefilling);
+        true
+    }
+
+    /// Where a pass would be empty, legs whose KV has landed go past prompts that wait for the very blocks they
+    /// hold: they have all they need, and once they decode they can give way.
+    fn take_landed(&mut self, budget: &mut Budget) {
+        let mut at = 0;
+        while at < self.queue.len() {
+            if self.wanted_blocks(self.queue[at].slot) > 0 {
+                at += 1;
+            } else if !self.take_prompt(at, budget) {
                 return;
             }
-            budget.take(tokens);
-            self.queue.pop_front();
-            let leg = self.legs.get_mut(slot);
-            let samples = leg.work.samples_first() || leg.compute() == Compute::Evicted;
-            self.plan.prefills.push(Prefill { key: leg.key, start, tokens, samples, slot });
-            self.plan.prompt_tokens += tokens;
-            leg.set(|state| state.compute = Compute::Prefilling);
         }
+    }
+
+    /// Blocks a leg lacks for its next prefill.
+    fn wanted_blocks(&self, slot: u32) -> u32 {
+        let leg = self.legs.get(slot);
+        self.blocks_for(leg.prefill_room_tokens()).saturating_sub(leg.table.len())
     }
 
     /// Blocks for a prompt, if they can be had without taking the handoff floor or the blocks that running decodes
     /// need in this very pass. An otherwise empty machine gives everything, so that one request can always finish.
     fn make_room(&mut self, slot: u32) -> bool {
-        let leg = self.legs.get(slot);
-        let wanted = self.blocks_for(leg.prefill_room_tokens()).saturating_sub(leg.table.len());
+        let wanted = self.wanted_blocks(slot);
         if wanted == 0 {
             return true;
         }
@@ -130,17 +162,19 @@ impl Machine {
         self.pool.allocate(wanted, &mut self.legs.get_mut(slot).table).is_ok()
     }
 
+    /// Decodes in the order of the rule. Almost always all of them fit, and no flag needs to be set.
     fn take_decodes(&mut self, budget: &mut Budget) {
-        let waiting = self.decodes.iter().filter(|decode| !decode.runs).count() as u32;
-        if waiting <= budget.tokens.min(budget.requests) {
-            for decode in &mut self.decodes {
-                decode.runs = true;
-            }
+        let taken =
+            if self.sitting_out > 0 { self.decodes.iter().filter(|decode| decode.runs).count() } else { 0 };
+        let waiting = (self.decodes.len() - taken) as u32;
+        let all_ran = std::mem::replace(&mut self.all_run, waiting <= budget.tokens.min(budget.requests));
+        self.decodes_changed |= !(all_ran && self.all_run);
+        if self.all_run {
             return;
         }
-        for pass_over_rested in [true, false] {
+        for sat_out in [true, false] {
             for decode in self.decodes.iter_mut().filter(|decode| !decode.runs) {
-                if pass_over_rested == (decode.sat_out > 0) {
+                if sat_out == (decode.sat_out > 0) {
                     decode.runs = budget.take(1);
                 }
             }
@@ -153,21 +187,27 @@ impl Machine {
         let mut index = 0;
         while index < self.decodes.len() {
             let decode = self.decodes[index];
-            if !decode.runs || decode.kv_tokens <= decode.room_tokens {
+            if !self.runs(&decode) {
+                index += 1;
+                continue;
+            }
+            if decode.kv_tokens <= decode.room_tokens {
+                self.plan.context_tokens += u64::from(decode.kv_tokens);
+                self.plan.context_tokens_max = self.plan.context_tokens_max.max(decode.kv_tokens);
                 index += 1;
                 continue;
             }
             if self.pool.allocate(1, &mut self.legs.get_mut(decode.slot).table).is_ok() {
                 self.decodes[index].room_tokens += self.config.block_tokens;
-                index += 1;
             } else if let Some(victim) = self.victim() {
                 self.evict(victim, actions);
-                // The victim may be this decode or an older one that had been spared before.
-                index = index.min(victim);
+                // The victim may be this decode, or an older one that had been spared before and is counted already.
+                self.plan.context_tokens = 0;
+                self.plan.context_tokens_max = 0;
+                index = 0;
             } else {
                 // The oldest is never taken: it sits this pass out and keeps what it has.
-                self.decodes[index].runs = false;
-                index += 1;
+                self.leave_out(index);
             }
         }
     }
@@ -192,12 +232,29 @@ impl Machine {
         actions.push(MachineAction::Notify { notice });
     }
 
-    fn list_decodes(&mut self) {
-        for decode in self.decodes.iter().filter(|decode| decode.runs) {
-            self.plan.decodes.push(decode.key);
-            self.plan.context_tokens += u64::from(decode.kv_tokens);
-            self.plan.context_tokens_max = self.plan.context_tokens_max.max(decode.kv_tokens);
+    /// Whether a decode is in the pass being built or run.
+    pub(super) fn runs(&self, decode: &Decode) -> bool {
+        self.all_run || decode.runs
+    }
+
+    fn leave_out(&mut self, index: usize) {
+        if std::mem::take(&mut self.all_run) {
+            self.decodes.iter_mut().for_each(|decode| decode.runs = true);
         }
+        self.decodes[index].runs = false;
+        self.decodes_changed = true;
+    }
+
+    /// Writes the plan's decodes anew. Left alone while the same ones run pass after pass.
+    fn list_decodes(&mut self) {
+        self.plan.decodes.clear();
+        for decode in &self.decodes {
+            if self.all_run || decode.runs {
+                self.plan.decodes.push(self.legs.get(decode.slot).key);
+            }
+        }
+        self.plan.decodes_version += 1;
+        self.decodes_changed = false;
     }
 
     /// Layer-wise transfers whose grant is here start with the pass; the mode of the others is thereby serialized.
@@ -223,19 +280,27 @@ impl Machine {
         self.queue.insert(at, queued);
     }
 
-    /// Puts a leg into the decode list, by arrival.
+    /// A leg begins to decode: with the next pass, since joins happen between passes only.
     pub(super) fn join_decodes(&mut self, slot: u32) {
         let leg = self.legs.get_mut(slot);
         leg.set(|state| state.compute = Compute::Decoding);
         let kv_tokens = leg.work.prompt_tokens + leg.generated;
         self.kv_tokens += u64::from(kv_tokens);
-        self.kv_tokens -= u64::from(leg.kv_tokens);
-        leg.kv_tokens = 0;
+        self.kv_tokens -= u64::from(std::mem::replace(&mut leg.kv_tokens, kv_tokens));
+        if self.is_running() {
+            self.joining.push(slot);
+        } else {
+            self.list_decode(slot);
+        }
+    }
+
+    /// Puts a leg into the decode list, by arrival. The list then knows its tokens.
+    pub(super) fn list_decode(&mut self, slot: u32) {
+        let leg = self.legs.get_mut(slot);
         let decode = Decode {
             order: leg.order,
-            key: leg.key,
             slot,
-            kv_tokens,
+            kv_tokens: std::mem::take(&mut leg.kv_tokens),
             room_tokens: leg.table.len() * self.config.block_tokens,
             sat_out: 0,
             evictions: leg.evictions,
@@ -244,5 +309,6 @@ impl Machine {
         };
         let at = self.decodes.partition_point(|other| other.order < decode.order);
         self.decodes.insert(at, decode);
+        self.decodes_changed = true;
     }
 }

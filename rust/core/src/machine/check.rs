@@ -67,9 +67,7 @@ impl Machine {
         let (mut granted, mut sending) = (0, 0);
         for (_, leg) in self.legs.iter() {
             ensure(leg.state.is_legal(), || format!("leg {:?} in {:?}", leg.key, leg.state))?;
-            if leg.compute() != Compute::Decoding {
-                kv_tokens += u64::from(leg.kv_tokens);
-            }
+            kv_tokens += u64::from(leg.kv_tokens);
             granted += u32::from(leg.granted);
             sending += u32::from(leg.sends);
         }
@@ -90,7 +88,7 @@ impl Machine {
         }
         for decode in &self.decodes {
             let leg = self.legs.get(decode.slot);
-            ensure(leg.compute() == Compute::Decoding && leg.key == decode.key, || {
+            ensure(leg.compute() == Compute::Decoding && leg.order == decode.order, || {
                 format!("leg {:?} is {:?} and in the decode list", leg.key, leg.compute())
             })?;
             ensure(decode.room_tokens == leg.table.len() * self.config.block_tokens, || {
@@ -103,12 +101,8 @@ impl Machine {
             .iter()
             .filter(|(_, leg)| matches!(leg.compute(), Compute::Queued | Compute::Evicted))
             .count();
-        ensure((queued, decoding) == (self.queue.len(), self.decodes.len()), || {
-            format!(
-                "{queued} queued, {decoding} decoding; lists have {}, {}",
-                self.queue.len(),
-                self.decodes.len()
-            )
+        ensure((queued, decoding) == self.queue_lengths(), || {
+            format!("{queued} queued, {decoding} decoding; lists have {:?}", self.queue_lengths())
         })?;
         let out = self.decodes.iter().filter(|decode| decode.sat_out > 0).count() as u32;
         ensure(out == self.sitting_out, || format!("{out} sit out, kept {}", self.sitting_out))

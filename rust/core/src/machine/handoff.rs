@@ -9,7 +9,9 @@
 //!   blocks free
 //! ```
 //! Each side frees only its own blocks. The destination keeps its blocks quarantined after an abort until the
-//! source says that it will never write (`AbortAck`), or is lost.
+//! source says that it will never write (`AbortAck`), or is lost. An `AbortAck` answers an `Abort` and nothing else,
+//! so that none is left over for a later leg of the same name. A grant may come before the leg it is for, and then
+//! waits for it, or for the abort that follows if there is no leg to come.
 
 use super::{Machine, Queued};
 use crate::error::{Applied, EventError};
@@ -38,8 +40,10 @@ impl Machine {
             return Ok(Applied::Yes);
         }
         let slot = self.legs.insert(key, order, work, LegState::RESERVED);
+        let lost = self.is_lost(source);
         let leg = self.legs.get_mut(slot);
         leg.source = Some(source);
+        leg.fenced = lost;
         self.kv_tokens += u64::from(leg.kv_tokens);
         let taken = self.pool.allocate(blocks, &mut leg.table);
         debug_assert!(taken.is_ok(), "room was checked");
@@ -54,10 +58,12 @@ impl Machine {
     pub(super) fn grant_waiting(&mut self, actions: &mut Vec<MachineAction>) {
         while self.config.receives_max.is_none_or(|limit| self.granted < limit) {
             let Some(key) = self.grants_waiting.pop_front() else { return };
-            // One that was aborted while it waited is gone.
+            // One that was aborted while it waited is gone, and its name may have come again. A lost source writes
+            // nothing.
             let Some(slot) = self.legs.find(key) else { continue };
             let leg = self.legs.get_mut(slot);
-            let Some(to) = leg.source else { continue };
+            let wanted = leg.state.inbound == Inbound::Reserved && !leg.granted && !leg.fenced;
+            let Some(to) = leg.source.filter(|_| wanted) else { continue };
             leg.granted = true;
             self.granted += 1;
             let message = Peer::Grant { key, blocks: leg.table.len() };
@@ -71,11 +77,18 @@ impl Machine {
         to: MachineId,
         mode: Mode,
         actions: &mut Vec<MachineAction>,
-    ) -> Applied {
-        let Some(slot) = self.legs.find(key) else { return self.late() };
-        self.legs.get_mut(slot).to = Some((to, mode));
+    ) -> Result<Applied, EventError> {
+        let Some(slot) = self.legs.find(key) else { return Ok(self.late()) };
+        let leg = self.legs.get_mut(slot);
+        if !leg.work.hands_over() {
+            return Err(EventError::Unsupported("a send of a leg that runs to the end"));
+        }
+        if leg.is_sending() && !leg.sends_to(to) {
+            return Err(EventError::Unsupported("another destination while a leg is sent"));
+        }
+        leg.to = Some((to, mode));
         self.put_if_granted(slot, actions);
-        Applied::Yes
+        Ok(Applied::Yes)
     }
 
     pub(super) fn start(&mut self, key: LegKey) -> Applied {
@@ -109,53 +122,69 @@ impl Machine {
     ) -> Applied {
         match message {
             Peer::Grant { key, .. } => self.peer_grant(from, key, actions),
-            Peer::Landed { key } => self.peer_landed(key, actions),
+            Peer::Landed { key } => self.peer_landed(from, key, actions),
             Peer::Abort { key } => self.peer_abort(from, key, actions),
-            Peer::AbortAck { key } => self.peer_abort_ack(key, actions),
+            Peer::AbortAck { key } => self.peer_abort_ack(from, key, actions),
         }
     }
 
     fn peer_grant(&mut self, from: MachineId, key: LegKey, actions: &mut Vec<MachineAction>) -> Applied {
-        let Some(slot) = self.legs.find(key) else {
-            // We do not hold the attempt, so we will never write: the granter may reuse its blocks.
-            actions.push(MachineAction::Peer { to: from, message: Peer::AbortAck { key } });
+        if self.is_lost(from) {
             return self.late();
+        }
+        let Some(slot) = self.legs.find(key) else {
+            // Its `Compute` is on its way, or the granter's `Abort`.
+            self.early_grants.insert(key, from);
+            return Applied::Yes;
         };
         self.legs.get_mut(slot).granted_by = Some(from);
         self.put_if_granted(slot, actions);
         Applied::Yes
     }
 
-    fn peer_landed(&mut self, key: LegKey, actions: &mut Vec<MachineAction>) -> Applied {
+    fn peer_landed(&mut self, from: MachineId, key: LegKey, actions: &mut Vec<MachineAction>) -> Applied {
         let Some(slot) = self.legs.find(key) else { return self.late() };
         let leg = self.legs.get_mut(slot);
-        leg.granted_by = None;
-        if leg.compute() == Compute::Prefilling {
-            leg.set(|state| state.outbound = Outbound::Released);
-            self.free_send_place(slot, actions);
-        } else {
-            self.release(slot, actions);
+        let to_it = leg.to.is_some_and(|(to, _)| to == from);
+        match leg.compute() {
+            Compute::Prefilling if leg.sends_to(from) => {
+                leg.granted_by = None;
+                leg.set(|state| state.outbound = Outbound::Released);
+                self.free_send_place(slot, actions);
+            }
+            // Also where the transport has given up meanwhile: the destination has everything.
+            Compute::Held | Compute::Done if to_it => self.release(slot, actions),
+            _ => return self.late(),
         }
         Applied::Yes
     }
 
     fn peer_abort(&mut self, from: MachineId, key: LegKey, actions: &mut Vec<MachineAction>) -> Applied {
+        if self.early_grants.get(&key) == Some(&from) {
+            self.early_grants.remove(&key);
+        }
         let Some(slot) = self.legs.find(key) else {
             actions.push(MachineAction::Peer { to: from, message: Peer::AbortAck { key } });
             return self.late();
         };
-        self.legs.get_mut(slot).granted_by = Some(from);
-        if self.legs.get(slot).is_sending() {
+        let leg = self.legs.get_mut(slot);
+        if leg.granted_by == Some(from) {
+            leg.granted_by = None;
+        }
+        if leg.sends_to(from) {
+            leg.aborted_by = Some(from);
             self.stop_sending(slot, actions);
         } else {
-            self.acknowledge_abort(slot, actions);
+            actions.push(MachineAction::Peer { to: from, message: Peer::AbortAck { key } });
         }
         Applied::Yes
     }
 
-    fn peer_abort_ack(&mut self, key: LegKey, actions: &mut Vec<MachineAction>) -> Applied {
+    fn peer_abort_ack(&mut self, from: MachineId, key: LegKey, actions: &mut Vec<MachineAction>) -> Applied {
         let Some(slot) = self.legs.find(key) else { return self.late() };
-        self.legs.get_mut(slot).fenced = true;
+        if self.legs.get(slot).source != Some(from) {
+            return self.late();
+        }
         self.release_if_drained(slot, actions);
         Applied::Yes
     }
@@ -203,9 +232,10 @@ impl Machine {
     pub(super) fn transfer_failed(&mut self, key: LegKey, actions: &mut Vec<MachineAction>) -> Applied {
         let Some(slot) = self.legs.find(key) else { return self.late() };
         if self.legs.get(slot).is_sending() {
-            let aborted = self.legs.get(slot).aborted;
+            let leg = self.legs.get(slot);
+            let wanted = !leg.aborted && !leg.ended;
             self.sending_ended(slot, actions);
-            if !aborted {
+            if wanted {
                 actions.push(MachineAction::Notify { notice: Notice::TransferFailed { key } });
             }
         }
@@ -222,17 +252,23 @@ impl Machine {
 
     /// A machine is gone: it writes no more into our blocks, and nobody reads ours for it.
     pub(super) fn peer_lost(&mut self, machine: MachineId, actions: &mut Vec<MachineAction>) -> Applied {
+        let last = self.lost.entry(machine.index).or_insert(machine.incarnation);
+        *last = machine.incarnation.max(*last);
+        self.early_grants.retain(|_, granter| *granter != machine);
         let slots: Vec<u32> = self.legs.iter().map(|(slot, _)| slot).collect();
         for slot in slots {
             let leg = self.legs.get_mut(slot);
+            if leg.granted_by == Some(machine) {
+                leg.granted_by = None;
+            }
+            if leg.aborted_by == Some(machine) {
+                leg.aborted_by = None;
+            }
             if leg.source == Some(machine) {
                 leg.fenced = true;
                 self.release_if_drained(slot, actions);
-            } else if leg.granted_by == Some(machine) {
-                leg.granted_by = None;
-                if leg.is_sending() {
-                    self.sending_ended(slot, actions);
-                }
+            } else if leg.sends_to(machine) {
+                self.sending_ended(slot, actions);
             }
         }
         Applied::Yes
@@ -303,17 +339,17 @@ impl Machine {
         self.free_send_place(slot, actions);
         self.acknowledge_abort(slot, actions);
         let leg = self.legs.get_mut(slot);
-        if leg.aborted && leg.compute() != Compute::Prefilling {
-            self.release(slot, actions);
-        } else {
-            leg.set(|state| state.outbound = Outbound::None);
+        leg.granted_by = None;
+        match leg.compute() {
+            Compute::Done => self.release(slot, actions),
+            _ => leg.set(|state| state.outbound = Outbound::None),
         }
     }
 
-    /// Tells whoever granted that nothing will be written any more.
+    /// Tells a destination that aborted that nothing will be written any more.
     pub(super) fn acknowledge_abort(&mut self, slot: u32, actions: &mut Vec<MachineAction>) {
         let leg = self.legs.get_mut(slot);
-        if let Some(to) = leg.granted_by.take() {
+        if let Some(to) = leg.aborted_by.take() {
             actions.push(MachineAction::Peer { to, message: Peer::AbortAck { key: leg.key } });
         }
     }

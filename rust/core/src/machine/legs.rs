@@ -7,6 +7,7 @@ use crate::leg::{Compute, Inbound, LegState, Outbound, Work};
 use crate::placement::{Mode, Upto};
 
 /// A leg as its machine knows it.
+#[allow(clippy::struct_excessive_bools, reason = "independent facts, each set by another event")]
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Leg {
     pub(crate) key: LegKey,
@@ -19,6 +20,8 @@ pub(crate) struct Leg {
     pub(super) to: Option<(MachineId, Mode)>,
     /// Who has set blocks aside for it.
     pub(super) granted_by: Option<MachineId>,
+    /// Which destination asked us to stop writing, and waits for the answer.
+    pub(super) aborted_by: Option<MachineId>,
     /// A grant of ours is out, so the source may write.
     pub(super) granted: bool,
     /// The Cluster said `Start`.
@@ -27,7 +30,7 @@ pub(crate) struct Leg {
     pub(super) aborted: bool,
     /// Its request ended in the running pass.
     pub(super) ended: bool,
-    /// The source is known never to write (again).
+    /// The source is lost: it writes nothing.
     pub(super) fenced: bool,
     /// It holds one of the `sends_max` places.
     pub(super) sends: bool,
@@ -73,6 +76,11 @@ impl Leg {
         self.granted && !self.fenced && matches!(self.state.inbound, Inbound::Reserved | Inbound::Receiving)
     }
 
+    /// Whether the transport may still read its blocks, for this machine.
+    pub(super) fn sends_to(&self, machine: MachineId) -> bool {
+        self.is_sending() && self.to.is_some_and(|(to, _)| to == machine)
+    }
+
     /// Whether the transport may still read its blocks.
     pub(super) fn is_sending(&self) -> bool {
         matches!(self.state.outbound, Outbound::Sending | Outbound::Draining)
@@ -113,6 +121,7 @@ impl Legs {
             source: None,
             to: None,
             granted_by: None,
+            aborted_by: None,
             granted: false,
             started: false,
             aborted: false,

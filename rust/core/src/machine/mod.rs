@@ -15,7 +15,7 @@ mod legs;
 mod pass;
 mod plan;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 pub use check::MachineFault;
 pub use plan::{BatchPlan, Prefill};
@@ -44,6 +44,17 @@ pub struct MachineCounters {
     pub refused: u64,
 }
 
+/// What the engine is at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Activity {
+    /// Nothing, until something changes.
+    Idle,
+    /// Nothing yet: the next Tick starts a pass.
+    Due,
+    /// A pass.
+    Running,
+}
+
 /// A leg in the prompt queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Queued {
@@ -63,17 +74,27 @@ pub struct Machine {
     queue: VecDeque<Queued>,
     /// Legs that decode, by arrival.
     decodes: Vec<Decode>,
+    /// Legs that decode from the next pass on.
+    joining: Vec<u32>,
     /// Decodes with a pass missed.
     sitting_out: u32,
+    /// Every decode is in the pass being built or run.
+    all_run: bool,
+    /// Some decode ends with the running pass.
+    ending: bool,
+    /// The decodes of the next pass are not those of the last.
+    decodes_changed: bool,
     /// The running pass, or the last one.
     plan: BatchPlan,
-    running: bool,
-    /// Something has changed since a pass could last have started.
-    pass_due: bool,
+    activity: Activity,
     /// KV tokens held or promised; what reports say.
     kv_tokens: u64,
     /// Blocks of the largest handoff so far: the default handoff floor.
     handoff_blocks_seen_max: u32,
+    /// Grants that came before the leg they are for: the commands about one handoff travel on two sessions.
+    early_grants: BTreeMap<LegKey, MachineId>,
+    /// The last incarnation lost under each index.
+    lost: BTreeMap<u32, u32>,
     granted: u32,
     grants_waiting: VecDeque<LegKey>,
     sending: u32,
@@ -99,12 +120,17 @@ impl Machine {
             legs: Legs::default(),
             queue: VecDeque::new(),
             decodes: Vec::new(),
+            joining: Vec::new(),
             sitting_out: 0,
+            all_run: true,
+            ending: false,
+            decodes_changed: false,
             plan: BatchPlan::default(),
-            running: false,
-            pass_due: false,
+            activity: Activity::Idle,
             kv_tokens: 0,
             handoff_blocks_seen_max: 0,
+            early_grants: BTreeMap::new(),
+            lost: BTreeMap::new(),
             granted: 0,
             grants_waiting: VecDeque::new(),
             sending: 0,
@@ -140,10 +166,11 @@ impl Machine {
         }
         match event {
             MachineEvent::IterationDone { .. } => self.start_pass(actions),
-            MachineEvent::Tick if self.pass_due => self.start_pass(actions),
+            MachineEvent::Tick => self.tick(actions),
             // An idle machine starts with the Tick that is due at once: what arrives at the same instant (more
             // prompts, the grant that makes a transfer layer-wise) joins the pass.
-            _ => self.pass_due = !self.running && !(self.queue.is_empty() && self.decodes.is_empty()),
+            _ if self.is_running() => {}
+            _ => self.activity = if self.has_work() { Activity::Due } else { Activity::Idle },
         }
         result
     }
@@ -166,7 +193,7 @@ impl Machine {
             MachineEvent::TransferFailed { key } => self.transfer_failed(key, actions),
             MachineEvent::Fenced { key } => self.fenced(key, actions),
             MachineEvent::PeerLost { machine } => self.peer_lost(machine, actions),
-            MachineEvent::Tick => self.tick(actions),
+            MachineEvent::Tick => Applied::Yes,
         })
     }
 
@@ -181,7 +208,7 @@ impl Machine {
                 self.reserve(key, order, work, source, seq, actions)?
             }
             Command::Compute { key, order, work } => self.compute(key, order, work)?,
-            Command::Send { key, to, mode } => self.send(key, to, mode, actions),
+            Command::Send { key, to, mode } => self.send(key, to, mode, actions)?,
             Command::Start { key } => self.start(key),
             Command::Abort { key } => self.abort(key, seq, actions),
         })
@@ -190,6 +217,7 @@ impl Machine {
     fn compute(&mut self, key: LegKey, order: Order, work: Work) -> Result<Applied, EventError> {
         self.check_new(key, work)?;
         let slot = self.legs.insert(key, order, work, LegState::QUEUED);
+        self.legs.get_mut(slot).granted_by = self.early_grants.remove(&key);
         self.kv_tokens += u64::from(work.kv_tokens());
         self.enqueue(Queued { order, slot });
         Ok(Applied::Yes)
@@ -206,18 +234,21 @@ impl Machine {
         Ok(())
     }
 
-    fn tick(&mut self, actions: &mut Vec<MachineAction>) -> Applied {
+    /// The pass first: what it changes goes into the report.
+    fn tick(&mut self, actions: &mut Vec<MachineAction>) {
+        if self.activity == Activity::Due {
+            self.start_pass(actions);
+        }
         if self.report_due().is_some_and(|due| due <= self.now) {
             let report = self.riding_report();
             actions.push(MachineAction::Notify { notice: Notice::Report(report) });
         }
-        Applied::Yes
     }
 
     /// When the next Tick is due: at once if an idle machine has something to run, else the report interval after
     /// the last report, if there is something new to tell.
     pub fn next_deadline(&self) -> Option<Time> {
-        if self.pass_due { Some(self.now) } else { self.report_due() }
+        if self.activity == Activity::Due { Some(self.now) } else { self.report_due() }
     }
 
     fn report_due(&self) -> Option<Time> {
@@ -231,7 +262,12 @@ impl Machine {
 
     /// Whether a pass is running.
     pub fn is_running(&self) -> bool {
-        self.running
+        self.activity == Activity::Running
+    }
+
+    /// Whether a pass could have something in it.
+    fn has_work(&self) -> bool {
+        !self.queue.is_empty() || !self.decodes.is_empty()
     }
 
     /// What a report would say now.
@@ -242,6 +278,11 @@ impl Machine {
             free_blocks: self.pool.free(),
             legs: self.legs.len(),
         }
+    }
+
+    /// The last time seen.
+    pub fn now(&self) -> Time {
+        self.now
     }
 
     /// Its name.
@@ -271,7 +312,7 @@ impl Machine {
 
     /// Prompts waiting and requests decoding.
     pub fn queue_lengths(&self) -> (usize, usize) {
-        (self.queue.len(), self.decodes.len())
+        (self.queue.len(), self.decodes.len() + self.joining.len())
     }
 
     /// The state, order and blocks of a leg, if it is here.
@@ -295,6 +336,10 @@ impl Machine {
     fn late(&mut self) -> Applied {
         self.counters.late += 1;
         Applied::Late
+    }
+
+    fn is_lost(&self, machine: MachineId) -> bool {
+        self.lost.get(&machine.index).is_some_and(|&incarnation| machine.incarnation <= incarnation)
     }
 
     fn blocks_for(&self, tokens: u32) -> u32 {

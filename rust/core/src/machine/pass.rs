@@ -1,6 +1,6 @@
 //! The end of a pass: what its prompts and decodes become.
 
-use super::Machine;
+use super::{Activity, Machine};
 use crate::error::{Applied, EventError};
 use crate::event::MachineAction;
 use crate::id::LegKey;
@@ -13,7 +13,7 @@ impl Machine {
         ended: &[LegKey],
         actions: &mut Vec<MachineAction>,
     ) -> Result<Applied, EventError> {
-        if !self.running || pass != self.plan.pass {
+        if !self.is_running() || pass != self.plan.pass {
             return Err(EventError::NotRunning { pass });
         }
         if let Some(&stray) = ended.iter().find(|&&key| !self.is_in_pass(key)) {
@@ -22,17 +22,20 @@ impl Machine {
         for &key in ended {
             self.mark_ended(key);
         }
-        self.running = false;
+        self.activity = Activity::Idle;
         // Decodes first: a leg that only now begins to decode has not sat this pass out.
         self.finish_decodes(actions);
         self.finish_prefills(actions);
+        while let Some(slot) = self.joining.pop() {
+            self.list_decode(slot);
+        }
         Ok(Applied::Yes)
     }
 
     fn is_in_pass(&self, key: LegKey) -> bool {
         self.legs.find(key).is_some_and(|slot| match self.legs.get(slot).compute() {
             Compute::Prefilling => true,
-            Compute::Decoding => self.decode_index(slot).is_some_and(|index| self.decodes[index].runs),
+            Compute::Decoding => self.decode_index(slot).is_some_and(|index| self.runs(&self.decodes[index])),
             _ => false,
         })
     }
@@ -42,6 +45,7 @@ impl Machine {
         self.legs.get_mut(slot).ended = true;
         if let Some(index) = self.decode_index(slot) {
             self.decodes[index].ends = true;
+            self.ending = true;
         }
     }
 
@@ -85,29 +89,33 @@ impl Machine {
     }
 
     fn finish_decodes(&mut self, actions: &mut Vec<MachineAction>) {
-        let mut ran = 0;
-        let mut ends = false;
-        for decode in &mut self.decodes {
-            if decode.runs {
-                decode.runs = false;
+        if self.all_run && self.sitting_out == 0 {
+            for decode in &mut self.decodes {
                 decode.kv_tokens += 1;
-                ran += 1;
-                if decode.sat_out > 0 {
-                    decode.sat_out = 0;
-                    self.sitting_out -= 1;
-                }
+            }
+            self.kv_tokens += self.decodes.len() as u64;
+        } else {
+            self.finish_some();
+        }
+        if std::mem::take(&mut self.ending) {
+            self.take_ended(actions);
+        }
+    }
+
+    /// The general case: some ran, some sat out.
+    fn finish_some(&mut self) {
+        for decode in &mut self.decodes {
+            if self.all_run || decode.runs {
+                decode.kv_tokens += 1;
+                self.kv_tokens += 1;
+                self.sitting_out -= u32::from(decode.sat_out > 0);
+                decode.sat_out = 0;
             } else {
-                if decode.sat_out == 0 {
-                    self.sitting_out += 1;
-                    self.counters.paused += 1;
-                }
+                self.sitting_out += u32::from(decode.sat_out == 0);
+                self.counters.paused += u64::from(decode.sat_out == 0);
                 decode.sat_out += 1;
             }
-            ends |= decode.ends;
-        }
-        self.kv_tokens += ran;
-        if ends {
-            self.take_ended(actions);
+            decode.runs = false;
         }
     }
 
@@ -130,6 +138,7 @@ impl Machine {
     /// Takes a leg out of the decode list; what the list knew of it goes back into the leg.
     pub(super) fn leave_decodes(&mut self, index: usize) -> u32 {
         let decode = self.decodes.remove(index);
+        self.decodes_changed = true;
         self.sitting_out -= u32::from(decode.sat_out > 0);
         let leg = self.legs.get_mut(decode.slot);
         leg.generated = decode.kv_tokens - leg.work.prompt_tokens;
@@ -144,11 +153,8 @@ impl Machine {
         let (key, tokens) = (leg.key, leg.generated);
         if leg.is_sending() {
             self.stop_sending(slot, actions);
-            let leg = self.legs.get_mut(slot);
-            leg.aborted = true;
-            leg.set(|state| state.compute = Compute::Done);
+            self.legs.get_mut(slot).set(|state| state.compute = Compute::Done);
         } else {
-            self.acknowledge_abort(slot, actions);
             self.give_back(slot);
         }
         actions.push(MachineAction::Notify { notice: Notice::Finished { key, tokens } });

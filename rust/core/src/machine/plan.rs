@@ -15,6 +15,7 @@ pub struct Prefill {
     pub tokens: u32,
     /// Whether the pass samples an output token for it.
     pub samples: bool,
+    #[cfg_attr(feature = "serde", serde(skip))]
     pub(super) slot: u32,
 }
 
@@ -28,6 +29,8 @@ pub struct BatchPlan {
     pub prefills: Vec<Prefill>,
     /// Requests that decode one token each, oldest first.
     pub decodes: Vec<LegKey>,
+    /// Grows whenever `decodes` differs from the pass before: an engine need look only then.
+    pub decodes_version: u64,
     /// Layer-wise transfers that follow this pass's layers.
     pub puts: Vec<Put>,
     /// Prompt tokens of all prefills.
@@ -46,7 +49,6 @@ impl BatchPlan {
 
     pub(super) fn clear(&mut self) {
         self.prefills.clear();
-        self.decodes.clear();
         self.puts.clear();
         self.prompt_tokens = 0;
         self.context_tokens = 0;

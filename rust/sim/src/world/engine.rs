@@ -7,7 +7,8 @@ use splitcore_core::machine::BatchPlan;
 use super::{Event, World};
 use crate::SimError;
 use crate::cost::Pass;
-use crate::report::{NO_TIME_NS, Outcome, RequestRow};
+use crate::observer::Observer;
+use crate::report::{GapHistogram, NO_TIME_NS, Outcome, RequestRow};
 use crate::setup::MachineSetup;
 use crate::workload::TraceRequest;
 
@@ -20,7 +21,40 @@ pub(super) struct Engine {
     timeline: usize,
     /// The legs that end with the running pass, as the event that will say so.
     done: MachineEvent,
-    started_ns: u64,
+    /// The streams of the requests that decode here, by arrival, kept together: every pass touches them all.
+    batch: Vec<Decoding>,
+    /// The plan's, when the batch was made.
+    decodes_version: u64,
+    /// The last batch, while the next is made from it.
+    before: Vec<Decoding>,
+}
+
+/// The part of a [`Stream`] that changes with every token, while its request decodes.
+#[derive(Debug, Clone, Copy)]
+struct Decoding {
+    request: u64,
+    left: u32,
+    last_token_ns: u64,
+    gap_max_ns: u64,
+}
+
+impl Decoding {
+    fn load(request: u64, streams: &[Stream]) -> Self {
+        let stream = &streams[request as usize];
+        Self {
+            request,
+            left: stream.left,
+            last_token_ns: stream.last_token_ns,
+            gap_max_ns: stream.gap_max_ns,
+        }
+    }
+
+    fn store(&self, streams: &mut [Stream]) {
+        let stream = &mut streams[self.request as usize];
+        stream.left = self.left;
+        stream.last_token_ns = self.last_token_ns;
+        stream.gap_max_ns = self.gap_max_ns;
+    }
 }
 
 impl Engine {
@@ -29,7 +63,9 @@ impl Engine {
             cost: machine.cost,
             timeline: machine.role as usize,
             done: MachineEvent::IterationDone { pass: 0, ended: Vec::new() },
-            started_ns: 0,
+            batch: Vec::new(),
+            decodes_version: 0,
+            before: Vec::new(),
         }
     }
 }
@@ -113,19 +149,19 @@ fn pass_of(plan: &BatchPlan) -> Pass {
     }
 }
 
-impl World {
+impl<O: Observer> World<O> {
     pub(super) fn run_pass(&mut self, machine: u32) {
         let at = machine as usize;
         let plan = self.machines[at].plan();
         let engine = &mut self.engines[at];
         let cost = self.costs[engine.cost].pass_ns(&pass_of(plan));
-        engine.started_ns = self.now_ns;
         self.out_of_range_lookups += u64::from(cost.out_of_range);
         let (decodes, prompt_tokens) = (plan.decodes.len() as u32, plan.prompt_tokens);
         let end_ns = self.now_ns + cost.ns;
         self.tallies[at].record_pass(cost.ns, prompt_tokens, decodes);
         self.tallies[at].record_kv(self.machines[at].report().kv_tokens);
         self.timelines[engine.timeline].add(self.now_ns, end_ns, decodes, prompt_tokens);
+        self.observer.pass_started(self.now_ns, machine, end_ns, plan);
         self.queue.push(end_ns, Event::PassEnds(machine));
         for index in 0..self.machines[at].plan().puts.len() {
             let put = self.machines[at].plan().puts[index];
@@ -152,28 +188,78 @@ impl World {
     /// Every request of the pass gets a token, unless its prompt needs more than this leg.
     fn emit_tokens(&mut self, at: usize, ended: &mut Vec<LegKey>) {
         let plan = self.machines[at].plan();
-        let sampled = plan.prefills.iter().filter(|prefill| prefill.samples).map(|prefill| prefill.key);
-        let (mut gap_ns, mut count) = (0, 0);
-        for key in sampled.chain(plan.decodes.iter().copied()) {
-            let stream = &mut self.streams[key.request.0 as usize];
-            // Requests that decode together share the gap, so it is counted once for a run of equals.
-            if let Some(gap) = stream.emit(self.now_ns) {
-                if gap != gap_ns && count > 0 {
-                    self.gaps.record_n(gap_ns, count);
-                    count = 0;
-                }
-                gap_ns = gap;
-                count += 1;
+        let engine = &mut self.engines[at];
+        engine.follow(plan, &mut self.streams);
+        let before = ended.len();
+        for prefill in plan.prefills.iter().filter(|prefill| prefill.samples) {
+            let stream = &mut self.streams[prefill.key.request.0 as usize];
+            if let Some(gap_ns) = stream.emit(self.now_ns) {
+                self.gaps.record(gap_ns);
             }
             if stream.left == 0 {
-                ended.push(key);
                 stream.outcome = Outcome::Finished;
-                self.ended += 1;
-                self.last_end_ns = self.now_ns;
+                ended.push(prefill.key);
+            }
+            self.observer.token(self.now_ns, at as u32, prefill.key.request.0);
+        }
+        for key in &plan.decodes {
+            self.observer.token(self.now_ns, at as u32, key.request.0);
+        }
+        engine.decode(self.now_ns, &mut self.gaps, |index, decoding| {
+            decoding.store(&mut self.streams);
+            self.streams[decoding.request as usize].outcome = Outcome::Finished;
+            ended.push(plan.decodes[index]);
+        });
+        for key in &ended[before..] {
+            self.observer.ended(self.now_ns, key.request.0, Outcome::Finished);
+            self.ended += 1;
+            self.last_end_ns = self.now_ns;
+        }
+    }
+}
+
+impl Engine {
+    /// Makes the batch that of the pass. Both lists are by arrival, so one walk finds who stayed, came and went.
+    fn follow(&mut self, plan: &BatchPlan, streams: &mut [Stream]) {
+        if std::mem::replace(&mut self.decodes_version, plan.decodes_version) == plan.decodes_version {
+            return;
+        }
+        std::mem::swap(&mut self.batch, &mut self.before);
+        self.batch.clear();
+        let mut before = self.before.iter().peekable();
+        for key in &plan.decodes {
+            let request = key.request.0;
+            while let Some(gone) = before.next_if(|decoding| decoding.request < request) {
+                gone.store(streams);
+            }
+            let stayed = before.next_if(|decoding| decoding.request == request);
+            self.batch.push(stayed.copied().unwrap_or_else(|| Decoding::load(request, streams)));
+        }
+        before.for_each(|gone| gone.store(streams));
+    }
+
+    /// One token for each of the batch; calls `end` with each that got its last.
+    fn decode(&mut self, now_ns: u64, gaps: &mut GapHistogram, mut end: impl FnMut(usize, &Decoding)) {
+        let (mut gap_ns, mut count) = (0, 0);
+        for (index, decoding) in self.batch.iter_mut().enumerate() {
+            // Requests that decode together share the gap, so it is counted once for a run of equals.
+            let gap = now_ns - decoding.last_token_ns;
+            if gap != gap_ns {
+                if count > 0 {
+                    gaps.record_n(gap_ns, count);
+                }
+                (gap_ns, count) = (gap, 0);
+            }
+            count += 1;
+            decoding.left -= 1;
+            decoding.last_token_ns = now_ns;
+            decoding.gap_max_ns = decoding.gap_max_ns.max(gap);
+            if decoding.left == 0 {
+                end(index, decoding);
             }
         }
         if count > 0 {
-            self.gaps.record_n(gap_ns, count);
+            gaps.record_n(gap_ns, count);
         }
     }
 }

@@ -20,6 +20,7 @@ use crate::SimError;
 use crate::cost::CostModel;
 use crate::event_queue::EventQueue;
 use crate::links::Links;
+use crate::observer::Observer;
 use crate::report::{Digest, GapHistogram, MachineTally, Outcome, RequestRow, Timeline, TransferTally};
 use crate::setup::Setup;
 use crate::workload::TraceRequest;
@@ -47,7 +48,7 @@ enum Event {
 }
 
 /// The state of a run.
-pub(crate) struct World {
+pub(crate) struct World<O> {
     now_ns: u64,
     queue: EventQueue<Event>,
     messages: Messages,
@@ -79,11 +80,12 @@ pub(crate) struct World {
     pub(crate) ended: usize,
     pub(crate) last_end_ns: u64,
     check: bool,
+    observer: O,
 }
 
-impl World {
+impl<O: Observer> World<O> {
     /// Machines joined, nothing arrived.
-    pub(crate) fn new(setup: &Setup) -> Result<Self, SimError> {
+    pub(crate) fn new(setup: &Setup, observer: O) -> Result<Self, SimError> {
         let mut cluster = Cluster::new(setup.cluster).map_err(|error| internal(&error))?;
         let mut machines = Vec::new();
         let mut actions = Vec::new();
@@ -138,6 +140,7 @@ impl World {
             last_end_ns: 0,
             check: setup.check,
             machines,
+            observer,
         })
     }
 
@@ -317,12 +320,15 @@ impl World {
 
     /// Enters an event into the digest.
     fn log(&mut self, tag: u64, machine: u32, id: u64) {
-        self.digest.fold_all(&[self.now_ns, tag << 32 | u64::from(machine), id]);
+        let words = [self.now_ns, tag << 32 | u64::from(machine), id];
+        self.observer.logged(words);
+        self.digest.fold_all(&words);
     }
 
     fn end(&mut self, id: u64, outcome: Outcome) {
         let stream = &mut self.streams[id as usize];
         stream.outcome = outcome;
+        self.observer.ended(self.now_ns, id, outcome);
         self.ended += 1;
         self.last_end_ns = self.last_end_ns.max(self.now_ns);
     }
@@ -370,6 +376,26 @@ impl World {
 
     pub(crate) fn machines(&self) -> &[Machine] {
         &self.machines
+    }
+
+    /// At the end nothing is left on any book, and every block is free.
+    pub(crate) fn check_drained(&self) -> Result<(), SimError> {
+        let live = self.cluster.live_requests();
+        if live > 0 {
+            return Err(internal(&format!("{live} requests are left in the Cluster")));
+        }
+        for (index, machine) in self.machines.iter().enumerate() {
+            let name = &self.tallies[index].name;
+            let load = self.cluster.load(index as u32).map(|load| (load.booked, load.legs, load.kv_tokens));
+            if load.is_none_or(|load| load != (0, 0, 0)) {
+                return Err(internal(&format!("{name} is left with the bookings {load:?}")));
+            }
+            let (pool, report) = (machine.pool(), machine.report());
+            if !machine.is_idle() || pool.free() != pool.total() || report.kv_tokens != 0 {
+                return Err(internal(&format!("{name} is left with {report:?} of {} blocks", pool.total())));
+            }
+        }
+        Ok(())
     }
 
     fn check_all(&self) -> Result<(), SimError> {

@@ -9,6 +9,7 @@ use splitcore_core::id::LegKey;
 use super::{Event, World};
 use crate::SimError;
 use crate::links::FlowId;
+use crate::observer::Observer;
 use crate::report::TransferKind;
 
 /// A transfer under way.
@@ -55,7 +56,7 @@ impl Transfers {
     }
 }
 
-impl World {
+impl<O: Observer> World<O> {
     pub(super) fn start_serialized(&mut self, from: u32, put: &Put) {
         self.start_transfer(from, put, TransferKind::Serialized, 0, 0, None);
     }
@@ -128,6 +129,7 @@ impl World {
         let visible_ns = self.now_ns - transfer.prefill_end_ns;
         self.transfer_tally.record(transfer.kind, transfer.bytes, visible_ns);
         let key = transfer.key;
+        self.observer.landed(self.now_ns, transfer.from, transfer.to, key.request.0, visible_ns);
         self.tell_machine(transfer.to, &MachineEvent::LayersLanded { key, layers: 1, of: 1 })?;
         self.tell_machine(transfer.from, &MachineEvent::LocalDone { key })
     }
