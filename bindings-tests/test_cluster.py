@@ -41,9 +41,7 @@ def test_a_placement_tells_both_machines_and_how_they_were_found():
     why = placed.why
     assert (why.prompt_step, why.token_step, why.prompt_load, why.token_load) == ("own", "own", 0, 0)
     assert why.runner_up == "p1"
-    assert repr(placed) == (
-        "Placement(request_id=7, prompt='p0', token='t0', transfer='layer-wise', attempt=1)"
-    )
+    assert repr(placed) == ("Placement(request_id=7, prompt='p0', token='t0', transfer='layer-wise', attempt=1)")
 
 
 def test_a_request_on_one_machine_has_one_leg_and_no_transfer():
@@ -493,9 +491,7 @@ def spread(made):
 def test_place_many_equals_the_same_calls_in_order(sizes, policy, prompt, token, mixed):
     one, many = (cluster(prompt, token, mixed, policy=policy, requests_max=30) for _ in range(2))
     expected = [spread(one)(request, *size) for request, size in enumerate(sizes)]
-    placed = many.place_many(
-        range(len(sizes)), [size[0] for size in sizes], [size[1] for size in sizes], now_ns=0
-    )
+    placed = many.place_many(range(len(sizes)), [size[0] for size in sizes], [size[1] for size in sizes], now_ns=0)
     assert list(zip(placed.prompt.tolist(), placed.token.tolist(), placed.attempt.tolist(), strict=True)) == expected
     assert (one.loads() == many.loads()).all()
     assert one.counters() == many.counters()

@@ -16,9 +16,9 @@ __all__ = ["comparison", "console", "fit_errors", "run"]
 _Latency = tuple[str, Literal["ttft_s", "tbt_s", "tpot_s", "gaps_s", "e2e_s"], float]
 _LATENCIES: tuple[_Latency, ...] = (
     ("TTFT [ms]", "ttft_s", 1000),
-    ("TBT of a request [ms]", "tbt_s", 1000),
+    ("TBT [ms]", "tbt_s", 1000),
     ("TPOT [ms]", "tpot_s", 1000),
-    ("gap between tokens [ms]", "gaps_s", 1000),
+    ("token gap [ms]", "gaps_s", 1000),
     ("E2E [s]", "e2e_s", 1),
 )
 _Column = Literal[Percentile, "mean", "max"]
@@ -45,7 +45,7 @@ def run(summary: Summary) -> RenderableType:
     latencies = _table("latency", *_COLUMNS)
     for latency in _LATENCIES:
         latencies.add_row(latency[0], *_times(summary, latency, _COLUMNS))
-    slos = _table("slowdown against an idle DGX-A100", *PERCENTILES)
+    slos = _table("slowdown", *PERCENTILES)
     for metric in METRICS:
         slos.add_row(metric.upper(), *(_slo(summary, metric, percentile, limit=True) for percentile in PERCENTILES))
     facts = Table.grid(padding=(0, 2))
@@ -109,7 +109,7 @@ def fit_errors(errors: Mapping[str, Mapping[str, float]]) -> Table:
 
 def _table(*headings: str) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column(headings[0], overflow="fold")
+    table.add_column(headings[0], no_wrap=True)
     for heading in headings[1:]:
         table.add_column(heading, justify="right", overflow="fold")
     return table
@@ -149,7 +149,7 @@ def _verdict(kept: bool) -> Text:
 
 
 def _pools(machines: Iterable[MachineUse]) -> Table:
-    table = _table("pool", "utilisation min", "mean", "max", "decodes in a batch", "prompt tokens in a batch")
+    table = _table("pool", "busy min", "mean", "max", "decodes / batch", "prompt tokens / batch")
     for name, pool in _by_pool(machines).items():
         use = [machine["utilisation"] or 0.0 for machine in pool]
         passes = sum(machine["passes"] for machine in pool) or 1
@@ -160,11 +160,11 @@ def _pools(machines: Iterable[MachineUse]) -> Table:
 
 
 def _by_pool(machines: Iterable[MachineUse]) -> dict[str, list[MachineUse]]:
-    """Group machines by pool and hardware, under a name as ``"25 prompt dgx-h100"``."""
+    """Group machines by pool and hardware, under a name as ``"prompt: 25 dgx-h100"``."""
     groups: dict[tuple[str, str], list[MachineUse]] = {}
     for machine in machines:
-        groups.setdefault((machine["role"], machine.get("hardware", "")), []).append(machine)
-    return {f"{len(group)} {role} {hardware}".rstrip(): group for (role, hardware), group in groups.items()}
+        groups.setdefault((machine["role"], machine.get("hardware", "machines")), []).append(machine)
+    return {f"{role}: {len(group)} {hardware}": group for (role, hardware), group in groups.items()}
 
 
 def _facts(summary: Summary) -> dict[str, str]:
@@ -173,8 +173,8 @@ def _facts(summary: Summary) -> dict[str, str]:
     facts = {
         "requests within all p99 limits": "-" if attainment is None else f"{attainment:.1%}",
         "KV transfers": f"{transfer['count']:,}",
-        "  layer-wise": f"{transfer['layer_wise']:,}",
-        "  moved": f"{transfer['bytes'] / 1e12:,.2f} TB",
+        "  layer-wise": f"{transfer['layer_wise']:,}" if transfer["count"] else "-",
+        "  moved": f"{transfer['bytes'] / 1e12:,.2f} TB" if transfer["count"] else "-",
         "  not hidden by prefill, mean": "-" if visible is None else f"{1000 * visible:.2f} ms",
         "moves to the mixed pool": f"{summary['pools']['to_mixed']:,}",
         "evictions": f"{summary['evictions']:,}",

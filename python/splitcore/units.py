@@ -44,4 +44,3 @@ def bandwidth(text: str | None) -> float | None:
         if unit in _BYTES_PER_UNIT and bool(unit) == bool(per) and 0 < number < math.inf:
             return number * _BYTES_PER_UNIT[unit]
     raise OptionError("link-bandwidth", "a rate as 200GiB/s, 25GB/s or 400Gbps, above zero", text)
-
