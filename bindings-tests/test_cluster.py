@@ -44,6 +44,33 @@ def test_a_placement_tells_both_machines_and_how_they_were_found():
     assert repr(placed) == ("Placement(request_id=7, prompt='p0', token='t0', transfer='layer-wise', attempt=1)")
 
 
+def test_a_prompt_machine_is_over_beyond_its_pending_tokens():
+    made = cluster(prompt=1, token=1, mixed=1)
+    made.place(1, 3000, 10)
+    assert made.place(2, 5192, 10, dry_run=True).prompt == "p0"
+    assert made.place(2, 5193, 10).prompt == "m0"
+
+
+def test_a_token_machine_is_over_beyond_its_share_of_kv_tokens():
+    made = cluster(prompt=1, token=1, mixed=1)
+    made.place(1, 3000, 10)
+    made.prefill_done(1)
+    # 3,001 booked and 12,198 + 1 are 95 % of 16,000 less one.
+    assert made.place(2, 12_198, 10, dry_run=True).token == "t0"
+    assert made.place(2, 12_199, 10).why.token_step == "mixed"
+
+
+def test_a_borrowed_machine_moves_to_mixed_and_comes_home():
+    made = cluster(prompt=1, token=2)
+    made.place(1, 8000, 10)
+    placed = made.place(2, 8000, 10)
+    assert (placed.prompt, placed.why.prompt_step) == ("t1", "opposite")
+    assert row(made, "t1")["pool"] == 2
+    made.prefill_done(2)
+    assert row(made, "t1")["pool"] == 1
+    assert (made.counters()["to_mixed"], made.counters()["to_home"]) == (1, 1)
+
+
 def test_a_request_on_one_machine_has_one_leg_and_no_transfer():
     made = cluster(prompt=0, token=0, mixed=1, policy="jsq")
     placed = made.place(1, 10, 10)
@@ -241,14 +268,14 @@ def test_errors_survive_pickling():
 
 def test_a_pin_binds_the_token_side_only():
     made = cluster(prompt=2, token=3)
-    placed = made.place(1, 100, 10, pin_token="t2")  # noqa: S106
+    placed = made.place(1, 100, 10, pin_token="t2")
     assert (placed.prompt, placed.token, placed.why.token_step) == ("p0", "t2", "pinned")
     with pytest.raises(splitcore.UnknownIdError) as caught:
-        made.place(2, 100, 10, pin_token="t9")  # noqa: S106
+        made.place(2, 100, 10, pin_token="t9")
     assert (caught.value.kind, caught.value.id) == ("machine", "t9")
     made.drain_machine("t2")
     with pytest.raises(splitcore.RejectedError, match="pin_unavailable"):
-        made.place(2, 100, 10, pin_token="t2")  # noqa: S106
+        made.place(2, 100, 10, pin_token="t2")
 
 
 def test_a_dry_run_answers_as_the_call_and_books_nothing():

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
@@ -159,10 +160,10 @@ class Model:
 
 class MachineBesideModel(RuleBasedStateMachine):
     @initialize(
-        blocks=st.integers(3, 14),
+        blocks=st.integers(3, 20),
         block_tokens=st.sampled_from([1, 4, 16]),
-        tokens_max=st.sampled_from([1, 3, 20, 2048]),
-        requests_max=st.sampled_from([1, 2, 3, 512]),
+        tokens_max=st.sampled_from([2048, 20, 3, 1]),
+        requests_max=st.sampled_from([512, 3, 2, 1]),
         sit_out_max=st.integers(1, 4),
         evictions_max=st.integers(0, 2),
         floor=st.integers(0, 2),
@@ -188,11 +189,15 @@ class MachineBesideModel(RuleBasedStateMachine):
         self.model.start()
         return handled
 
-    @rule(sizes=st.lists(st.integers(1, 60), min_size=1, max_size=3), late=st.booleans())
-    def arrive(self, sizes, late):
+    @rule(parts=st.lists(st.integers(1, 100), min_size=1, max_size=4), late=st.booleans())
+    def come(self, parts, late):
+        self.arrive(parts, late)
+
+    def arrive(self, parts, late):
         events = []
-        for size in sizes:
-            prompt = 1 + size % (self.capacity - 1)
+        for part in parts:
+            # Mostly a small part of the machine, so that several decode at once; at times all of it.
+            prompt = max(1, (self.capacity - 1) * part // (100 if part > 80 else 400))
             id_ = self.next_id
             # At times an older order comes later, as a request that was placed again does.
             order = 2 * id_ - (3 if late and id_ > 1 else 0)
@@ -204,11 +209,15 @@ class MachineBesideModel(RuleBasedStateMachine):
             self.model.legs[id_] = Leg(order, prompt)
         self.handle(*events)
 
-    @rule(ends=st.integers(0, 7), times=st.integers(1, 4))
+    @rule(ends=st.sampled_from([0, 0, 0, 1, 2, 6]), times=st.integers(1, 30))
+    def serve(self, ends, times):
+        self.end_passes(ends, times)
+
     def end_passes(self, ends, times):
         for _ in range(times):
             if self.model.running is None:
                 return
+            self.plans_and_blocks_agree()
             prefills, ran = self.model.running
             members = [id_ for id_, _, _ in prefills] + ran
             # A request ends before it outgrows the whole machine, as admission sees to.
@@ -223,15 +232,22 @@ class MachineBesideModel(RuleBasedStateMachine):
             self.handle(event)
             ends = 0
 
+    @rule(part=st.integers(1, 100), times=st.integers(2, 12))
+    def stream(self, part, times):
+        """Prompts keep coming, one a pass, and nothing ends."""
+        for _ in range(times):
+            self.arrive([part], False)
+            self.end_passes(0, 1)
+
     def legs_tokens(self, id_):
         leg = self.model.legs[id_]
         return leg.prompt + leg.tokens
 
-    @rule(at=st.integers(0, 20))
+    @rule(at=st.integers(0, 40))
     def abort(self, at):
         live = sorted(self.model.legs)
-        if live:
-            id_ = live[at % len(live)]
+        if at < len(live):
+            id_ = live[at]
             self.model.abort(id_)
             command = {"type": "abort", "key": {"request": id_, "attempt": 1}}
             self.handle({"type": "command", "seq": self.next_id, "command": command})
@@ -268,3 +284,4 @@ class MachineBesideModel(RuleBasedStateMachine):
 
 
 TestMachineBesideModel = MachineBesideModel.TestCase
+TestMachineBesideModel.settings = settings(max_examples=150, stateful_step_count=40)

@@ -180,7 +180,7 @@ class PlacedMany:
 
 @final
 class Recovery:
-    """What became of the requests of a lost machine."""
+    """What became of the requests of a lost machine; one whose output was complete has simply finished."""
 
     @property
     def placed(self) -> list[int]:
@@ -595,8 +595,8 @@ class Machine:
         """Read the batch of the pass that is running, or of the last one.
 
         Returns:
-            ``pass``, ``prefills``, ``decodes``, ``puts``, ``prompt_tokens``, ``context_tokens`` and
-            ``context_tokens_max``.
+            ``pass``, ``prefills``, ``decodes``, ``puts``, ``prompt_tokens``, ``context_tokens``,
+            ``context_tokens_max`` and ``decodes_version``, which grows when ``decodes`` differs from the pass before.
         """
 
     def blocks(self, request_id: int, attempt: int = 1) -> list[int]:

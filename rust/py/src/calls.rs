@@ -219,11 +219,12 @@ impl State {
             match action {
                 ClusterAction::Placed(placement) => recovered.placed.push(placement.request.0),
                 ClusterAction::Parked { request } => recovered.parked.push(request.0),
-                ClusterAction::Ended { request, .. } => recovered.failed.push(request.0),
-                ClusterAction::Rejected { .. }
+                ClusterAction::Ended { outcome: Outcome::Finished, .. }
+                | ClusterAction::Rejected { .. }
                 | ClusterAction::Command { .. }
                 | ClusterAction::Moved { .. }
                 | ClusterAction::Drained { .. } => {}
+                ClusterAction::Ended { request, .. } => recovered.failed.push(request.0),
             }
         }
         // Parked for a moment only: the same event found a place.

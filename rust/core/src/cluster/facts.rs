@@ -18,8 +18,9 @@ impl Cluster {
         actions: &mut Vec<ClusterAction>,
     ) -> Result<Applied, EventError> {
         let Some(machine) = self.live(from)? else { return Ok(self.late()) };
-        if !matches!(notice, Notice::Report(_)) {
-            self.entry(machine).heard_at = self.now;
+        let goes_on = !matches!(notice, Notice::Report(_) | Notice::Reserved { .. } | Notice::Refused { .. });
+        if goes_on {
+            self.entry(machine).went_on_at = self.now;
         }
         Ok(self.fact(Some(machine), notice, actions))
     }
@@ -34,6 +35,9 @@ impl Cluster {
         match *notice {
             Notice::Report(report) => {
                 self.take_report(from, report);
+                if let Some(machine) = from {
+                    self.tell_drained(machine, actions);
+                }
                 self.retry(actions);
                 Applied::Yes
             }
@@ -141,7 +145,10 @@ impl Cluster {
         let Some(slot) = self.requests.find_key(key) else { return self.late() };
         let managed = self.is_managed();
         let request = self.requests.get_mut(slot);
-        request.delivered = request.delivered.saturating_add(tokens);
+        // Positions are 32 bits wide, so no more than that is ever counted.
+        let delivered_max = (u32::MAX - 1).saturating_sub(request.arrival.prompt_tokens);
+        let tokens = tokens.min(delivered_max - request.delivered);
+        request.delivered += tokens;
         if !managed {
             // The destination decodes, so it has the KV: the source's blocks are free.
             if request.legs[1].is_some() && request.legs[0].is_some() {
@@ -311,8 +318,9 @@ impl Cluster {
     }
 
     pub(super) fn tell_drained(&mut self, machine: u32, actions: &mut Vec<ClusterAction>) {
-        let entry = &self.machines[machine as usize];
-        if entry.state == MachineState::Draining && entry.legs == 0 && entry.closing == 0 {
+        let entry = &mut self.machines[machine as usize];
+        if entry.state == MachineState::Draining && !entry.drained && entry.is_empty() {
+            entry.drained = true;
             actions.push(ClusterAction::Drained { machine: entry.id });
         }
     }

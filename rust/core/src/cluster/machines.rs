@@ -61,6 +61,8 @@ pub(crate) struct MachineEntry {
     pub(crate) legs: u32,
     /// Legs given up whose blocks are not yet known to be free.
     pub(crate) closing: u32,
+    /// It has been told that it holds nothing any more.
+    pub(crate) drained: bool,
     /// Bookings the machine has not been told of.
     unsent_kv: u64,
     /// Bookings it was told of after its last report.
@@ -69,8 +71,8 @@ pub(crate) struct MachineEntry {
     report: Option<Report>,
     seq: AssignmentSeq,
     pub(crate) mixed_since: Time,
-    /// When it last said anything but how full it is.
-    pub(crate) heard_at: Time,
+    /// When it last said that something it holds went on.
+    pub(crate) went_on_at: Time,
 }
 
 impl MachineEntry {
@@ -89,13 +91,14 @@ impl MachineEntry {
             decode_legs: 0,
             legs: 0,
             closing: 0,
+            drained: false,
             unsent_kv: 0,
             later: VecDeque::new(),
             later_kv: 0,
             report: None,
             seq: AssignmentSeq(0),
             mixed_since: Time::ZERO,
-            heard_at: Time::ZERO,
+            went_on_at: Time::ZERO,
         }
     }
 
@@ -158,6 +161,11 @@ impl MachineEntry {
             }
         }
         self.report = Some(report);
+    }
+
+    /// Whether nothing is on it, by our books and by its own: a leg that has ended may still be read by a transfer.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.legs == 0 && self.closing == 0 && self.report.is_none_or(|report| report.legs == 0)
     }
 
     /// Legs of the kind its home role does not do.

@@ -142,11 +142,15 @@ impl Cluster {
         }))
     }
 
-    /// The machines for a request that was accepted before.
+    /// The machines for a request that was accepted before. Where its policy has none, any that can hold it whole
+    /// will do: since it was accepted, the pools may have changed.
     pub(super) fn choose(&self, slot: u32) -> Option<Choice> {
         let (ask, view) = (self.ask(slot), self.view());
         if !self.requests.get(slot).whole {
-            return policy(self.config.policy).pick(&view, &ask);
+            let picked = policy(self.config.policy).pick(&view, &ask);
+            if picked.is_some() {
+                return picked;
+            }
         }
         let pinned = ask.pin_token.map(|machine| Pick { machine, step: Step::Pinned });
         let least = |machine| Pick { machine, step: Step::LeastOfAll };

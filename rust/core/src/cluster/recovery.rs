@@ -174,7 +174,7 @@ impl Cluster {
     }
 
     /// Whether a request holds blocks on one machine and has waited too long for another: it has found no
-    /// destination, or its source has been silent as long.
+    /// destination, or nothing has gone on at its source for as long.
     fn is_stuck(&self, request: &Request) -> bool {
         let [Some(first), Some(second)] = request.legs else { return false };
         let is_past = |since: Time| since.after(self.config.park_limit_ns) <= self.now;
@@ -182,6 +182,6 @@ impl Cluster {
             return false;
         }
         let unreserved = second.machine.is_none() && first.state.compute == Compute::Held;
-        unreserved || first.machine.is_some_and(|id| is_past(self.machines[id.index as usize].heard_at))
+        unreserved || first.machine.is_some_and(|id| is_past(self.machines[id.index as usize].went_on_at))
     }
 }

@@ -109,6 +109,9 @@ impl Cluster {
         }
         let line: Vec<u32> = self.parked.iter().map(|&(_, _, slot)| slot).collect();
         for slot in line {
+            // What was delivered while it waited belongs to its prompt too.
+            let request = self.requests.get_mut(slot);
+            request.resumed_from = request.delivered;
             let Some(choice) = self.choose(slot) else { continue };
             let request = self.requests.get_mut(slot);
             request.parked = false;

@@ -41,7 +41,7 @@ impl Machine {
             self.release(slot, actions);
             return;
         };
-        if self.running && self.runs(&self.decodes[index]) {
+        if self.is_running() && self.runs(&self.decodes[index]) {
             self.decodes[index].ends = true;
             self.ending = true;
         } else {

@@ -12,7 +12,7 @@
 //! recomputed. The two have two counters.
 
 use super::plan::Prefill;
-use super::{Machine, Queued};
+use super::{Activity, Machine, Queued};
 use crate::event::{MachineAction, Put};
 use crate::id::Order;
 use crate::leg::{Compute, Notice, Outbound};
@@ -57,10 +57,10 @@ impl Budget {
 }
 
 impl Machine {
-    /// Builds the next pass and asks for it, unless one is running or there is nothing to run.
+    /// Builds the next pass and asks for it, unless there is nothing to run. No pass is running.
     pub(super) fn start_pass(&mut self, actions: &mut Vec<MachineAction>) {
-        self.pass_due = false;
-        if self.running || (self.queue.is_empty() && self.decodes.is_empty()) {
+        self.activity = Activity::Idle;
+        if !self.has_work() {
             return;
         }
         self.plan.clear();
@@ -82,7 +82,7 @@ impl Machine {
         if self.plan.is_empty() {
             return;
         }
-        self.running = true;
+        self.activity = Activity::Running;
         self.plan.pass += 1;
         self.attach_puts();
         actions.push(MachineAction::Run { pass: self.plan.pass });
@@ -282,7 +282,7 @@ impl Machine {
         let kv_tokens = leg.work.prompt_tokens + leg.generated;
         self.kv_tokens += u64::from(kv_tokens);
         self.kv_tokens -= u64::from(std::mem::replace(&mut leg.kv_tokens, kv_tokens));
-        if self.running {
+        if self.is_running() {
             self.joining.push(slot);
         } else {
             self.list_decode(slot);

@@ -62,7 +62,8 @@ impl Machine {
             // nothing.
             let Some(slot) = self.legs.find(key) else { continue };
             let leg = self.legs.get_mut(slot);
-            let Some(to) = leg.source.filter(|_| !leg.granted && !leg.fenced) else { continue };
+            let wanted = leg.state.inbound == Inbound::Reserved && !leg.granted && !leg.fenced;
+            let Some(to) = leg.source.filter(|_| wanted) else { continue };
             leg.granted = true;
             self.granted += 1;
             let message = Peer::Grant { key, blocks: leg.table.len() };

@@ -44,6 +44,17 @@ pub struct MachineCounters {
     pub refused: u64,
 }
 
+/// What the engine is at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Activity {
+    /// Nothing, until something changes.
+    Idle,
+    /// Nothing yet: the next Tick starts a pass.
+    Due,
+    /// A pass.
+    Running,
+}
+
 /// A leg in the prompt queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Queued {
@@ -75,9 +86,7 @@ pub struct Machine {
     decodes_changed: bool,
     /// The running pass, or the last one.
     plan: BatchPlan,
-    running: bool,
-    /// Something has changed since a pass could last have started.
-    pass_due: bool,
+    activity: Activity,
     /// KV tokens held or promised; what reports say.
     kv_tokens: u64,
     /// Blocks of the largest handoff so far: the default handoff floor.
@@ -117,8 +126,7 @@ impl Machine {
             ending: false,
             decodes_changed: false,
             plan: BatchPlan::default(),
-            running: false,
-            pass_due: false,
+            activity: Activity::Idle,
             kv_tokens: 0,
             handoff_blocks_seen_max: 0,
             early_grants: BTreeMap::new(),
@@ -158,10 +166,11 @@ impl Machine {
         }
         match event {
             MachineEvent::IterationDone { .. } => self.start_pass(actions),
-            MachineEvent::Tick if self.pass_due => self.start_pass(actions),
+            MachineEvent::Tick => self.tick(actions),
             // An idle machine starts with the Tick that is due at once: what arrives at the same instant (more
             // prompts, the grant that makes a transfer layer-wise) joins the pass.
-            _ => self.pass_due = !self.running && !(self.queue.is_empty() && self.decodes.is_empty()),
+            _ if self.is_running() => {}
+            _ => self.activity = if self.has_work() { Activity::Due } else { Activity::Idle },
         }
         result
     }
@@ -184,7 +193,7 @@ impl Machine {
             MachineEvent::TransferFailed { key } => self.transfer_failed(key, actions),
             MachineEvent::Fenced { key } => self.fenced(key, actions),
             MachineEvent::PeerLost { machine } => self.peer_lost(machine, actions),
-            MachineEvent::Tick => self.tick(actions),
+            MachineEvent::Tick => Applied::Yes,
         })
     }
 
@@ -225,18 +234,21 @@ impl Machine {
         Ok(())
     }
 
-    fn tick(&mut self, actions: &mut Vec<MachineAction>) -> Applied {
+    /// The pass first: what it changes goes into the report.
+    fn tick(&mut self, actions: &mut Vec<MachineAction>) {
+        if self.activity == Activity::Due {
+            self.start_pass(actions);
+        }
         if self.report_due().is_some_and(|due| due <= self.now) {
             let report = self.riding_report();
             actions.push(MachineAction::Notify { notice: Notice::Report(report) });
         }
-        Applied::Yes
     }
 
     /// When the next Tick is due: at once if an idle machine has something to run, else the report interval after
     /// the last report, if there is something new to tell.
     pub fn next_deadline(&self) -> Option<Time> {
-        if self.pass_due { Some(self.now) } else { self.report_due() }
+        if self.activity == Activity::Due { Some(self.now) } else { self.report_due() }
     }
 
     fn report_due(&self) -> Option<Time> {
@@ -250,7 +262,12 @@ impl Machine {
 
     /// Whether a pass is running.
     pub fn is_running(&self) -> bool {
-        self.running
+        self.activity == Activity::Running
+    }
+
+    /// Whether a pass could have something in it.
+    fn has_work(&self) -> bool {
+        !self.queue.is_empty() || !self.decodes.is_empty()
     }
 
     /// What a report would say now.

@@ -1,6 +1,6 @@
 //! The end of a pass: what its prompts and decodes become.
 
-use super::Machine;
+use super::{Activity, Machine};
 use crate::error::{Applied, EventError};
 use crate::event::MachineAction;
 use crate::id::LegKey;
@@ -13,7 +13,7 @@ impl Machine {
         ended: &[LegKey],
         actions: &mut Vec<MachineAction>,
     ) -> Result<Applied, EventError> {
-        if !self.running || pass != self.plan.pass {
+        if !self.is_running() || pass != self.plan.pass {
             return Err(EventError::NotRunning { pass });
         }
         if let Some(&stray) = ended.iter().find(|&&key| !self.is_in_pass(key)) {
@@ -22,7 +22,7 @@ impl Machine {
         for &key in ended {
             self.mark_ended(key);
         }
-        self.running = false;
+        self.activity = Activity::Idle;
         // Decodes first: a leg that only now begins to decode has not sat this pass out.
         self.finish_decodes(actions);
         self.finish_prefills(actions);

@@ -1,0 +1,336 @@
+//! One test for each bug found in the core, named after what it broke.
+
+mod kit;
+
+use kit::*;
+use splitcore_core::config::{ClusterConfig, Level, MachineConfig, PolicyKind};
+use splitcore_core::event::{
+    Arrival, ClusterAction, ClusterEvent, MachineAction, MachineEvent, Outcome, Put, Role,
+};
+use splitcore_core::id::{MachineId, RequestId};
+use splitcore_core::leg::{Command, Compute, LegState, Notice, Outbound, Peer, Report};
+use splitcore_core::placement::{Mode, Reserve};
+
+const PAIR: [Role; 2] = [Role::Prompt, Role::Token];
+
+fn puts(actions: &[MachineAction]) -> usize {
+    actions.iter().filter(|action| matches!(action, MachineAction::Put(_))).count()
+}
+
+#[test]
+fn regression_a_grant_that_comes_before_its_leg_is_kept() {
+    let mut bench = Bench::new(10);
+    assert!(bench.grant(id(1), 7).is_empty());
+    bench.compute(7, source(4));
+    bench.send(7, id(1), Mode::Serialized);
+    let actions = bench.pass(&[]);
+    let put = |action: &MachineAction| matches!(action, MachineAction::Put(Put { to, tokens: 4, .. }) if *to == id(1));
+    assert!(actions.iter().any(put), "{actions:?}");
+}
+
+#[test]
+fn regression_an_early_grant_goes_with_the_abort_that_follows_it() {
+    let mut bench = Bench::new(10);
+    bench.grant(id(1), 7);
+    let answer = (id(1), Peer::AbortAck { key: key(7) });
+    assert_eq!(peers(&bench.peer(id(1), Peer::Abort { key: key(7) })), [answer]);
+    bench.compute(7, source(4));
+    bench.send(7, id(1), Mode::Serialized);
+    assert_eq!(puts(&bench.pass(&[])), 0, "the abort has voided the grant");
+}
+
+#[test]
+fn regression_an_abort_ack_is_sent_once_and_only_for_an_abort() {
+    let mut bench = Bench::new(10);
+    bench.compute(7, source(4));
+    bench.send(7, id(1), Mode::Serialized);
+    bench.grant(id(1), 7);
+    bench.pass(&[]);
+    // The Cluster gives both legs up; the destination asks for itself.
+    let mut answers = peers(&bench.abort(7));
+    answers.extend(peers(&bench.peer(id(1), Peer::Abort { key: key(7) })));
+    answers.extend(peers(&bench.act(&MachineEvent::Fenced { key: key(7) })));
+    assert_eq!(answers, [(id(1), Peer::AbortAck { key: key(7) })]);
+}
+
+#[test]
+fn regression_an_abort_ack_left_over_frees_nothing_that_may_be_written() {
+    let mut bench = Bench::new(10);
+    bench.reserve(7, destination(4), id(1));
+    bench.peer(id(1), Peer::AbortAck { key: key(7) });
+    let actions = bench.abort(7);
+    assert!(notices(&actions).is_empty() && bench.machine.pool().quarantined() == 5, "{actions:?}");
+    bench.peer(id(1), Peer::AbortAck { key: key(7) });
+    assert_eq!(bench.machine.pool().free(), 10);
+}
+
+#[test]
+fn regression_a_reservation_from_a_lost_source_is_freed_at_once() {
+    let mut bench = Bench::new(10);
+    bench.act(&MachineEvent::PeerLost { machine: id(1) });
+    assert!(peers(&bench.reserve(7, destination(4), id(1))).is_empty(), "nobody is there to be granted");
+    bench.abort(7);
+    assert_eq!((bench.machine.pool().free(), bench.machine.is_idle()), (10, true));
+    // Its next incarnation is another machine.
+    let back = MachineId { index: 1, incarnation: 2 };
+    assert_eq!(peers(&bench.reserve(8, destination(4), back)).len(), 1);
+}
+
+#[test]
+fn regression_a_name_that_waits_twice_for_a_grant_gets_one() {
+    let config =
+        MachineConfig { blocks: 20, block_tokens: 1, receives_max: Some(1), ..MachineConfig::default() };
+    let mut bench = Bench::with(config);
+    bench.reserve(1, destination(2), id(1));
+    bench.reserve(2, destination(2), id(1));
+    bench.abort(2);
+    // The id comes again, while its first place in line is still there.
+    bench.reserve(2, destination(2), id(1));
+    let grants = |actions: &[MachineAction]| {
+        peers(actions).iter().filter(|(_, message)| matches!(message, Peer::Grant { .. })).count()
+    };
+    assert_eq!(grants(&bench.landed(1)), 1);
+    assert_eq!(grants(&bench.landed(2)), 0, "it has landed, so there is nothing to grant");
+}
+
+#[test]
+fn regression_a_decode_that_joins_during_a_pass_has_not_sat_it_out() {
+    let config =
+        MachineConfig { blocks: 100, block_tokens: 1, batch_requests_max: 1, ..MachineConfig::default() };
+    let mut bench = Bench::with(config);
+    bench.compute(1, whole(4));
+    bench.pass(&[]);
+    bench.compute(2, whole(4));
+    bench.pass(&[]);
+    assert_eq!(bench.prefills(), [2]);
+    // Request 1 waited for that prompt; request 2 became a decode with it and missed nothing.
+    bench.pass(&[]);
+    assert_eq!((bench.decodes(), bench.machine.counters().paused), (vec![1], 2));
+    bench.pass(&[1]);
+    assert_eq!((bench.decodes(), bench.machine.counters().paused), (vec![2], 2));
+}
+
+#[test]
+fn regression_a_leg_that_ended_while_sending_reports_no_second_end() {
+    let mut bench = Bench::new(10);
+    bench.grant(id(1), 7);
+    // It waits behind another prompt, so that the grant and the mode are known when its pass begins.
+    bench.compute(6, whole(2));
+    bench.compute(7, source(4));
+    bench.send(7, id(1), Mode::LayerWise);
+    bench.pass(&[6]);
+    assert_eq!(bench.machine.plan().puts.len(), 1);
+    let ended = bench.pass(&[7]);
+    assert!(matches!(notices(&ended)[..], [Notice::Finished { tokens: 1, .. }]), "{ended:?}");
+    let fenced = bench.act(&MachineEvent::Fenced { key: key(7) });
+    assert!(matches!(notices(&fenced)[..], [Notice::Report(Report { legs: 0, .. })]), "{fenced:?}");
+}
+
+#[test]
+fn regression_a_held_leg_is_aborted_while_it_sends() {
+    let mut bench = Bench::new(10);
+    bench.compute(7, source(4));
+    bench.send(7, id(1), Mode::Serialized);
+    bench.grant(id(1), 7);
+    assert_eq!(puts(&bench.pass(&[])), 1);
+    let stopped = bench.abort(7);
+    assert!(stopped.contains(&MachineAction::StopPut { key: key(7) }));
+    let state = bench.machine.leg(key(7)).unwrap().0;
+    let draining = LegState { compute: Compute::Done, outbound: Outbound::Draining, ..LegState::QUEUED };
+    assert_eq!(state, draining);
+}
+
+#[test]
+fn regression_landed_legs_pass_a_prompt_that_waits_for_their_blocks() {
+    let mut bench = Bench::new(12);
+    // The oldest decodes; a younger decode gives way to it and queues as a prompt.
+    bench.compute(1, whole(2));
+    bench.pass(&[]);
+    bench.compute(2, whole(2));
+    bench.pass(&[]);
+    // Two legs that begin before the last prompt token take what is left.
+    for request in [3, 4] {
+        let work = splitcore_core::leg::Work { start: 1, ..whole(2) };
+        bench.reserve(request, work, id(1));
+    }
+    for _ in 0..20 {
+        if !bench.machine.is_running() {
+            break;
+        }
+        bench.pass(&[]);
+    }
+    for request in [3, 4] {
+        bench.landed(request);
+    }
+    let mut ended = 0;
+    for _ in 0..40 {
+        assert!(bench.machine.is_running(), "stuck: {:?}", bench.machine);
+        let oldest = bench.decodes().first().copied();
+        let ends = oldest.filter(|_| bench.machine.plan().context_tokens_max > 8);
+        ended += usize::from(ends.is_some());
+        bench.pass(&ends.into_iter().collect::<Vec<_>>());
+        if bench.machine.is_idle() {
+            break;
+        }
+    }
+    assert!(ended > 0);
+}
+
+#[test]
+fn regression_a_release_that_crosses_an_abort_closes_nothing() {
+    let mut head = Head::new(ClusterConfig::default(), &PAIR);
+    head.place(1, 10, 10);
+    head.act(&ClusterEvent::Cancel { request: RequestId(1) });
+    // The destination had refused before it heard of the abort (Reserve 1, Start 2, Abort 3).
+    head.refused(1, key(1), 1);
+    head.released(0, key(1), 3);
+    let again = head.place(1, 10, 10);
+    assert_eq!(again.attempt.0, 2, "the first attempt still has an answer to come");
+    let late = head.cluster.counters().late;
+    head.released(1, key(1), 3);
+    assert_eq!(head.cluster.counters().late, late);
+    assert_eq!(head.cluster.load(0).unwrap().legs, 1);
+    // With the answers to both aborts in, the name is free for a first attempt.
+    head.act(&ClusterEvent::Cancel { request: RequestId(1) });
+    head.released(0, key_at(1, 2), 6);
+    head.released(1, key_at(1, 2), 6);
+    assert_eq!(head.place(1, 10, 10).attempt.0, 1);
+}
+
+#[test]
+fn regression_a_finish_that_crosses_an_abort_closes_nothing() {
+    let mut head = Head::new(ClusterConfig::default(), &[Role::Mixed]);
+    head.place(1, 10, 10);
+    head.act(&ClusterEvent::Cancel { request: RequestId(1) });
+    head.notice(0, Notice::Finished { key: key(1), tokens: 3 });
+    assert_eq!(head.place(1, 10, 10).attempt.0, 2);
+    head.released(0, key(1), 2);
+    assert_eq!(head.cluster.load(0).unwrap().legs, 1);
+}
+
+#[test]
+fn regression_a_transfer_failure_after_landing_costs_nothing() {
+    let mut head = Head::new(ClusterConfig::default(), &PAIR);
+    head.place(1, 10, 10);
+    head.prefill_done(0, 1);
+    head.notice(1, Notice::Landed { key: key(1) });
+    head.notice(0, Notice::TransferFailed { key: key(1) });
+    head.released(0, key(1), 2);
+    head.notice(1, Notice::TransferFailed { key: key(1) });
+    assert_eq!((head.cluster.counters().faults, head.cluster.counters().late), (0, 2));
+}
+
+#[test]
+fn regression_an_unplaceable_parked_request_keeps_nobody_waiting() {
+    let mut head = Head::with_capacity(ClusterConfig::default(), &[], 0);
+    head.join(id(0), Role::Mixed, 1000);
+    head.place(1, 900, 50);
+    head.place(2, 10, 10);
+    head.act(&ClusterEvent::Lose { machine: id(0) });
+    assert_eq!(head.cluster.parked_requests(), 2);
+    let actions = head.join(id(1), Role::Mixed, 100);
+    assert_eq!(placement(&actions).map(|placement| placement.request), Some(RequestId(2)));
+    assert_eq!(head.cluster.parked_requests(), 1);
+}
+
+#[test]
+fn regression_a_refused_pinned_leg_waits_for_its_machine() {
+    let mut head = Head::new(ClusterConfig::default(), &[Role::Prompt, Role::Token, Role::Token]);
+    let pinned = Arrival { pin_token: Some(2), ..Arrival::new(1, 10, 10) };
+    assert_eq!(reserved_at(&head.arrive(pinned)), [2]);
+    assert!(reserved_at(&head.refused(2, key(1), 1)).is_empty(), "no other machine will do");
+    assert_eq!(reserved_at(&head.tick_at(1_000_000_000)), [2]);
+}
+
+#[test]
+fn regression_a_fault_after_the_last_token_ends_the_request() {
+    let mut head = Head::with_capacity(ClusterConfig::default(), &[Role::Mixed; 2], 15);
+    head.place(1, 10, 5);
+    head.notice(0, Notice::Progress { key: key(1), tokens: 5 });
+    let actions = head.act(&ClusterEvent::Lose { machine: id(0) });
+    let finished = ClusterAction::Ended { request: RequestId(1), outcome: Outcome::Finished };
+    assert_eq!(actions, [finished], "there is nothing left to compute, and no room for it");
+}
+
+#[test]
+fn regression_a_handoff_that_does_not_go_on_is_taken_back_whole() {
+    let config = ClusterConfig { park_limit_ns: 1000, ..ClusterConfig::default() };
+    let mut head = Head::new(config, &PAIR);
+    head.place(1, 10, 10);
+    head.notice(1, Notice::Reserved { key: key(1) });
+    // Its source says nothing; the destination's blocks may be what others wait for.
+    assert!(commands(&head.tick_at(999)).is_empty());
+    let actions = head.tick_at(1000);
+    let aborts =
+        commands(&actions).iter().filter(|(_, command)| matches!(command, Command::Abort { .. })).count();
+    let again = placement(&actions).unwrap();
+    assert_eq!((aborts, again.attempt.0, again.legs().count()), (2, 2, 1));
+    assert_eq!((head.cluster.counters().relieved, head.cluster.counters().faults), (1, 0));
+}
+
+#[test]
+fn regression_a_refusal_is_no_progress_of_a_handoff() {
+    let config = ClusterConfig { park_limit_ns: 1000, ..ClusterConfig::default() };
+    let mut head = Head::new(config, &[Role::Mixed, Role::Mixed, Role::Prompt]);
+    head.place(1, 10, 10);
+    head.now_ns = 900;
+    head.refused(0, key(1), 1);
+    // A machine that does go on is waited for.
+    head.now_ns = 950;
+    head.place(2, 10, 10);
+    head.notice(2, Notice::Progress { key: key(2), tokens: 1 });
+    head.tick_at(1000);
+    assert_eq!(head.cluster.counters().relieved, 0);
+    head.tick_at(2000);
+    assert_eq!(head.cluster.counters().relieved, 2);
+}
+
+#[test]
+fn regression_two_full_machines_are_not_asked_in_turn() {
+    let mut head = Head::new(ClusterConfig::default(), &[Role::Prompt, Role::Token, Role::Token]);
+    head.place(1, 10, 10);
+    assert_eq!(reserved_at(&head.refused(1, key(1), 1)), [2]);
+    assert!(reserved_at(&head.refused(2, key(1), 1)).is_empty(), "both have refused: the leg waits");
+    assert_eq!(reserved_at(&head.tick_at(1_000_000_000)).len(), 1);
+}
+
+#[test]
+fn regression_a_draining_machine_is_drained_when_it_says_so() {
+    let mut head = Head::new(ClusterConfig::default(), &PAIR);
+    head.place(1, 10, 10);
+    head.act(&ClusterEvent::Drain { machine: id(0) });
+    // The first token was the last; the source's blocks are still being read.
+    let busy = Report { legs: 1, ..report(2) };
+    head.notice(0, Notice::Report(busy));
+    let actions = head.notice(0, Notice::Finished { key: key(1), tokens: 1 });
+    let drained = ClusterAction::Drained { machine: id(0) };
+    assert!(!actions.contains(&drained));
+    assert_eq!(head.notice(0, Notice::Report(report(2))), [drained]);
+    assert!(head.notice(0, Notice::Report(report(2))).is_empty(), "told once");
+}
+
+#[test]
+fn regression_a_parked_request_goes_where_its_policy_sees_no_machine() {
+    let config = ClusterConfig { policy: PolicyKind::LeastRequests, ..ClusterConfig::default() };
+    let mut head = Head::with_capacity(config, &[], 0);
+    head.join(id(0), Role::Prompt, 1000);
+    head.place(1, 500, 100);
+    head.act(&ClusterEvent::Lose { machine: id(0) });
+    head.join(id(1), Role::Token, 100);
+    // Now there is a token pool, too small for it; it was accepted all the same.
+    let actions = head.join(MachineId { index: 0, incarnation: 2 }, Role::Prompt, 1000);
+    assert_eq!(pair(&placement(&actions).unwrap()), (0, 0));
+}
+
+#[test]
+fn regression_an_embedders_handoff_is_its_own_affair() {
+    let config = ClusterConfig {
+        level: Level::External,
+        park_limit_ns: 1000,
+        reserve: Reserve::AtArrival,
+        ..ClusterConfig::default()
+    };
+    let mut head = Head::new(config, &PAIR);
+    head.place(1, 10, 10);
+    assert!(head.cluster.next_deadline().is_none() && head.tick_at(10_000).is_empty());
+}
