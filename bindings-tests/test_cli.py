@@ -277,6 +277,18 @@ def test_a_missing_output_folder_is_found_before_the_run(cli, tmp_path, option):
     assert f"{option}: expected a file in an existing folder" in told
 
 
+def test_a_folder_without_write_permission_is_found_before_the_run(cli):
+    # Even the superuser cannot make files there.
+    told = _error(cli("simulate", "--trace", "none.csv", "--json", "/proc/run.json", code=2))
+    assert "--json: expected a file that can be written, got /proc/run.json" in told
+
+
+def test_what_is_no_file_is_not_replaced(cli, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    assert "an ordinary file" in _error(cli("simulate", *UNSPLIT, "--json", "pipe", code=2))
+    assert (tmp_path / "pipe").is_fifo()
+
+
 def test_an_older_output_survives_a_failed_run(cli, tmp_path):
     (tmp_path / "run.json").write_text("old")
     cli("simulate", "--unsplit", "1xdgx-h100", "--rate", "0", "--json", "run.json", code=2)
@@ -286,7 +298,7 @@ def test_an_older_output_survives_a_failed_run(cli, tmp_path):
 @pytest.mark.parametrize("arguments", [(), ("simulate",), ("plan",), ("profile",), ("profile", "fit")])
 def test_an_unfinished_command_is_told_or_helped(cli, arguments):
     done = cli(*arguments, code=2)
-    assert "Usage" in done.stdout or _error(done)
+    assert ("Usage" in done.stdout and done.stderr == "") or _error(done)
 
 
 MEASUREMENTS = "model,hardware,prompt_size,batch_size,token_size,prompt_time,token_time,tensor_parallel\n"

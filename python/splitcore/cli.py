@@ -43,6 +43,7 @@ def main() -> None:
         option = _OPTION_NAMES.get(error.option, error.option.replace("_", "-"))
         _fail(f"--{option}: expected {error.expected}, got {error.got}")
     except typer.TyperException as error:
+        # Without a message, help has been printed.
         _fail(error.format_message())
     except (splitcore.SplitcoreError, OptionError) as error:
         _fail(str(error))
@@ -51,7 +52,8 @@ def main() -> None:
 
 
 def _fail(message: str) -> NoReturn:
-    tables.console(stderr=True).print(f"splitcore: error: {' '.join(message.split())}", soft_wrap=True)
+    if message:
+        tables.console(stderr=True).print(f"splitcore: error: {' '.join(message.split())}", soft_wrap=True)
     sys.exit(2)
 
 

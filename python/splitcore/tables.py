@@ -14,11 +14,12 @@ __all__ = ["comparison", "console", "fit_errors", "run"]
 
 # Heading, key in the summary, and the factor to the heading's unit.
 _Latency = tuple[str, Literal["ttft_s", "tbt_s", "tpot_s", "gaps_s", "e2e_s"], float]
+_GAP: _Latency = ("token gap [ms]", "gaps_s", 1000)
 _LATENCIES: tuple[_Latency, ...] = (
     ("TTFT [ms]", "ttft_s", 1000),
     ("TBT [ms]", "tbt_s", 1000),
     ("TPOT [ms]", "tpot_s", 1000),
-    ("token gap [ms]", "gaps_s", 1000),
+    _GAP,
     ("E2E [s]", "e2e_s", 1),
 )
 _Column = Literal[Percentile, "mean", "max"]
@@ -79,6 +80,7 @@ def comparison(runs: Mapping[str, Summary]) -> Table:
     for latency in _LATENCIES:
         cells = (" / ".join(_times(s, latency, PERCENTILES)) for s in summaries)
         table.add_row(f"{latency[0]} p50 / p90 / p99", *cells)
+    table.add_row("worst token gap [ms]", *(_times(s, _GAP, ("max",))[0] for s in summaries))
     table.add_section()
     for metric in METRICS:
         for percentile in PERCENTILES:
