@@ -83,6 +83,7 @@ def simulate(
     mixed_return: str = "drained",
     reserve: str = "at-arrival",
     cut: str = "at-prompt",
+    ties: str = "first",
     message_delay_s: float = 0.0,
     max_in_flight: int | None = None,
     kv_limit: bool = True,
@@ -117,8 +118,9 @@ def simulate(
         mixed_return: When a machine leaves the mixed pool: ``"drained"`` or ``"idle"``.
         reserve: When KV blocks are reserved: ``"at-arrival"`` or ``"at-source-done"``.
         cut: Where a request is split: ``"at-prompt"`` or ``"before-last"``.
+        ties: Which of equally loaded machines is taken: ``"first"`` or ``"last"``; results should not hang on it.
         message_delay_s: Added to each message between cluster and machines.
-        max_in_flight: Arrivals wait outside while this many requests are being served.
+        max_in_flight: Arrivals are rejected while this many requests are being served.
         kv_limit: Whether the memory of the machines bounds their KV cache.
         requests: Arrivals are cut after this many.
         progress: Called now and then with the requests that have ended and the total.
@@ -153,6 +155,7 @@ def simulate(
         "mixed_return": mixed_return,
         "reserve": reserve,
         "cut": cut,
+        "ties": ties,
         "message_delay_s": message_delay_s,
         "max_in_flight": max_in_flight,
         "kv_limit": kv_limit,

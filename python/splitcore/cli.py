@@ -2,10 +2,9 @@
 
 import json
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal, NoReturn
 
 import typer
 
@@ -13,7 +12,7 @@ import splitcore
 from splitcore import plots, tables
 from splitcore.outputs import Outputs
 from splitcore.progress import Bar
-from splitcore.units import OptionError, bandwidth, switch
+from splitcore.units import OptionError, bandwidth
 
 __all__ = ["app", "main"]
 
@@ -28,34 +27,33 @@ profile_app = typer.Typer(help="Cost profiles.", no_args_is_help=True)
 app.add_typer(profile_app, name="profile")
 
 _STDOUT = Path("-")
-# Options whose name on the command line is not that of the Python argument with dashes.
-_OPTION_NAMES = {"duration_s": "duration", "message_delay_s": "message-delay", "requests": "requests-limit"}
+# Native names of options that the command line does not spell with dashes for underscores.
+_OPTION_NAMES = {"cost": "costs", "requests": "requests-limit"}
+_Switch = Literal["on", "off"]
 
 
 def main() -> None:
-    """Run the command line."""
-    with _one_line_errors():
-        app(prog_name="splitcore")
+    """Run the command line.
 
-
-@contextmanager
-def _one_line_errors() -> Iterator[None]:
-    """Tell anything a user can act on in one line, with exit status 2; Ctrl-C gives 130."""
+    What a user can mend is told in one line with exit status 2; Ctrl-C gives 130.
+    """
     try:
-        yield
+        sys.exit(app(prog_name="splitcore", standalone_mode=False))
     except splitcore.ConfigError as error:
         option = _OPTION_NAMES.get(error.option, error.option.replace("_", "-"))
         _fail(f"--{option}: expected {error.expected}, got {error.got}")
+    except typer.TyperException as error:
+        # Without a message, help has been printed.
+        _fail(error.format_message())
     except (splitcore.SplitcoreError, OptionError) as error:
         _fail(str(error))
     except OSError as error:
         _fail(": ".join(str(part) for part in (error.filename, error.strerror or error) if part))
-    except KeyboardInterrupt:
-        sys.exit(130)
 
 
-def _fail(message: str) -> None:
-    tables.console(stderr=True).print(f"splitcore: error: {' '.join(message.split())}", soft_wrap=True)
+def _fail(message: str) -> NoReturn:
+    if message:
+        tables.console(stderr=True).print(f"splitcore: error: {' '.join(message.split())}", soft_wrap=True)
     sys.exit(2)
 
 
@@ -75,103 +73,58 @@ def _root(
     """Schedule and simulate phase-split LLM inference."""
 
 
-_MACHINES, _WORKLOAD, _MODEL, _OUTPUT = "Machines", "Workload", "Scheduling and costs", "Output"
+def _option(panel: str, metavar: str, about: str, *names: str) -> Any:
+    return typer.Option(*names, metavar=metavar, help=about, rich_help_panel=panel)
+
+
+_machines = partial(_option, "Machines")
+_workload = partial(_option, "Workload")
+_rules = partial(_option, "Scheduling and costs")
+_output = partial(_option, "Output")
 
 
 @app.command()
 def simulate(
     *,
-    prompt: Annotated[
-        str | None, typer.Option(metavar="NxMACHINE", help="Prompt pool.", rich_help_panel=_MACHINES)
-    ] = None,
-    token: Annotated[
-        str | None, typer.Option(metavar="NxMACHINE", help="Token pool.", rich_help_panel=_MACHINES)
-    ] = None,
-    mixed: Annotated[
-        str | None, typer.Option(metavar="NxMACHINE", help="Mixed pool.", rich_help_panel=_MACHINES)
-    ] = None,
-    unsplit: Annotated[
-        str | None,
-        typer.Option(metavar="NxMACHINE", help="Machines that each serve whole requests.", rich_help_panel=_MACHINES),
-    ] = None,
-    link_bandwidth: Annotated[
-        str | None,
-        typer.Option(metavar="RATE", help="Of every machine, as 200GiB/s.", rich_help_panel=_MACHINES),
-    ] = None,
-    contention: Annotated[
-        str,
-        typer.Option(metavar="on|off", help="Transfers share the links.", rich_help_panel=_MACHINES),
-    ] = "on",
-    kv_limit: Annotated[
-        str,
-        typer.Option(metavar="on|off", help="Memory bounds the KV cache.", rich_help_panel=_MACHINES),
-    ] = "on",
-    model: Annotated[str, typer.Option(help="bloom-176b or llama2-70b.", rich_help_panel=_WORKLOAD)] = "bloom-176b",
-    trace: Annotated[str, typer.Option(metavar="FILE|azure-conv|azure-code", rich_help_panel=_WORKLOAD)] = "azure-conv",
-    rate: Annotated[
-        float | None, typer.Option(metavar="PER_S", help="Requests a second.", rich_help_panel=_WORKLOAD)
-    ] = None,
-    duration: Annotated[
-        float | None,
-        typer.Option(metavar="S", help="Seconds of arrivals.", rich_help_panel=_WORKLOAD),
-    ] = None,
-    arrivals: Annotated[str | None, typer.Option(metavar="poisson|bursty|trace", rich_help_panel=_WORKLOAD)] = None,
-    cv: Annotated[float, typer.Option(help="Of the gaps of bursty arrivals.", rich_help_panel=_WORKLOAD)] = 4.0,
-    sampling: Annotated[str, typer.Option(metavar="joint|independent", rich_help_panel=_WORKLOAD)] = "joint",
-    seed: Annotated[int, typer.Option(help="Of every random draw.", rich_help_panel=_WORKLOAD)] = 0,
-    requests_limit: Annotated[
-        int | None, typer.Option(metavar="N", help="Stop arrivals after N.", rich_help_panel=_WORKLOAD)
-    ] = None,
-    max_in_flight: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="Arrivals wait beyond N.", rich_help_panel=_WORKLOAD),
-    ] = None,
+    prompt: Annotated[str | None, _machines("NxMACHINE", "Prompt pool, as 25xdgx-h100 or 4xdgx-a100:tp4.")] = None,
+    token: Annotated[str | None, _machines("NxMACHINE", "Token pool.")] = None,
+    mixed: Annotated[str | None, _machines("NxMACHINE", "Mixed pool.")] = None,
+    unsplit: Annotated[str | None, _machines("NxMACHINE", "Machines that each serve whole requests.")] = None,
+    link_bandwidth: Annotated[str | None, _machines("RATE", "Of every machine, as 200GiB/s.")] = None,
+    contention: Annotated[_Switch, _machines("on|off", "Transfers share the links.")] = "on",
+    kv_limit: Annotated[_Switch, _machines("on|off", "Memory bounds the KV cache.")] = "on",
+    model: Annotated[str, _workload("NAME", "bloom-176b or llama2-70b.")] = "bloom-176b",
+    trace: Annotated[str, _workload("NAME|FILE", "azure-conv, azure-code, or a CSV or JSONL trace.")] = "azure-conv",
+    rate: Annotated[float | None, _workload("PER_S", "Requests a second; a trace is stretched to it.")] = None,
+    duration: Annotated[float | None, _workload("S", "Seconds of arrivals.")] = None,
+    arrivals: Annotated[str | None, _workload("NAME", "poisson, bursty, or trace for a file's own times.")] = None,
+    cv: Annotated[float, _workload("X", "Coefficient of variation of bursty gaps.")] = 4.0,
+    sampling: Annotated[str, _workload("NAME", "Lengths drawn joint or independent.")] = "joint",
+    seed: Annotated[int, _workload("N", "Of every random draw.")] = 0,
+    requests_limit: Annotated[int | None, _workload("N", "Stop arrivals after N.")] = None,
+    max_in_flight: Annotated[int | None, _workload("N", "Reject arrivals while N are served.")] = None,
     policy: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="splitwise, jsq, least-requests, round-robin or power-of-two.",
-            rich_help_panel=_MODEL,
-        ),
+        str | None, _rules("NAME", "splitwise, jsq, least-requests, round-robin or power-of-two.")
     ] = None,
-    costs: Annotated[str, typer.Option(metavar="measured|splitwise-sim", rich_help_panel=_MODEL)] = "measured",
-    profile: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="From `splitcore profile fit`.", rich_help_panel=_MODEL),
-    ] = None,
-    transfer: Annotated[str, typer.Option(metavar="auto|serialized|layer-wise", rich_help_panel=_MODEL)] = "auto",
-    mixed_return: Annotated[str, typer.Option(metavar="drained|idle", rich_help_panel=_MODEL)] = "drained",
-    reserve: Annotated[str, typer.Option(metavar="at-arrival|at-source-done", rich_help_panel=_MODEL)] = "at-arrival",
-    cut: Annotated[str, typer.Option(metavar="at-prompt|before-last", rich_help_panel=_MODEL)] = "at-prompt",
-    message_delay: Annotated[
-        float,
-        typer.Option(metavar="S", help="Added to each message.", rich_help_panel=_MODEL),
-    ] = 0.0,
-    json_path: Annotated[
-        Path | None,
-        typer.Option("--json", metavar="FILE|-", help="The summary as JSON.", rich_help_panel=_OUTPUT),
-    ] = None,
-    requests_path: Annotated[
-        Path | None,
-        typer.Option("--requests", metavar="FILE.csv", help="A row per request.", rich_help_panel=_OUTPUT),
-    ] = None,
-    plot_path: Annotated[
-        Path | None,
-        typer.Option("--plot", metavar="FILE.png", help="Latencies and batches.", rich_help_panel=_OUTPUT),
-    ] = None,
+    costs: Annotated[str, _rules("NAME", "measured or splitwise-sim.")] = "measured",
+    profile: Annotated[str | None, _rules("FILE.toml", "Costs from 'splitcore profile fit'.")] = None,
+    transfer: Annotated[str, _rules("NAME", "auto, serialized or layer-wise.")] = "auto",
+    mixed_return: Annotated[str, _rules("NAME", "Machines leave the mixed pool drained or idle.")] = "drained",
+    reserve: Annotated[str, _rules("NAME", "KV blocks at-arrival or at-source-done.")] = "at-arrival",
+    cut: Annotated[str, _rules("NAME", "Split requests at-prompt or before-last.")] = "at-prompt",
+    ties: Annotated[str, _rules("NAME", "Of equally loaded machines, the first or last.")] = "first",
+    message_delay: Annotated[float, _rules("S", "Added to each message.")] = 0.0,
+    json_path: Annotated[Path | None, _output("FILE|-", "The summary; - prints nothing else.", "--json")] = None,
+    requests_path: Annotated[Path | None, _output("FILE.csv", "A row per request.", "--requests")] = None,
+    plot_path: Annotated[Path | None, _output("FILE.png", "Latencies, SLOs and batches.", "--plot")] = None,
 ) -> None:
     """Simulate a workload and tell its latencies, SLOs and load."""
     outputs = Outputs()
     plots.check(plot_path)
-    outputs.add(
-        "json",
-        None if json_path == _STDOUT else json_path,
-        lambda path: path.write_text(_json(report) + "\n", encoding="utf-8"),
-    )
+    if json_path != _STDOUT:
+        outputs.add("json", json_path, lambda path: path.write_text(f"{_json(report)}\n", encoding="utf-8"))
     outputs.add("requests", requests_path, lambda path: report.write_requests_csv(path))
-    outputs.add(
-        "plot", plot_path, lambda path: plots.save({f"{model}, {report.summary['config']['policy']}": report}, path)
-    )
+    outputs.add("plot", plot_path, lambda path: plots.save({f"{model}, {report.summary['policy']}": report}, path))
     with Bar("simulating") as bar:
         report = splitcore.simulate(
             prompt=prompt,
@@ -191,13 +144,14 @@ def simulate(
             profile=profile,
             transfer=transfer,
             link_bandwidth=bandwidth(link_bandwidth),
-            contention=switch("contention", contention),
+            contention=contention == "on",
             mixed_return=mixed_return,
             reserve=reserve,
             cut=cut,
+            ties=ties,
             message_delay_s=message_delay,
             max_in_flight=max_in_flight,
-            kv_limit=switch("kv-limit", kv_limit),
+            kv_limit=kv_limit == "on",
             requests=requests_limit,
             progress=bar.update,
         )

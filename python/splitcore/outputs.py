@@ -35,22 +35,30 @@ class Outputs:
             return
         if not path.parent.is_dir():
             raise OptionError(option, "a file in an existing folder", str(path))
-        if path.is_dir():
-            raise OptionError(option, "a file", f"the folder {path}")
-        if not os.access(path.parent, os.W_OK):
-            raise OptionError(option, "a file in a folder that can be written", str(path))
+        # Renaming over a device would take it away.
+        if path.exists() and not path.is_file():
+            raise OptionError(option, "an ordinary file", str(path))
         if path in self._writers:
             raise OptionError(option, "a file of its own", str(path))
+        try:
+            _draft(path).touch()
+            _draft(path).unlink()
+        except OSError as error:
+            raise OptionError(option, "a file that can be written", f"{path} ({error.strerror})") from None
         self._writers[path] = writer
 
     def write(self) -> None:
         """Write all files."""
-        drafts = {path: path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}") for path in self._writers}
         try:
             for path, writer in self._writers.items():
-                writer(drafts[path])
-            for path, draft in drafts.items():
-                draft.replace(path)
+                writer(_draft(path))
+            for path in self._writers:
+                _draft(path).replace(path)
         finally:
-            for draft in drafts.values():
-                draft.unlink(missing_ok=True)
+            for path in self._writers:
+                _draft(path).unlink(missing_ok=True)
+
+
+def _draft(path: Path) -> Path:
+    """Name a file beside `path`, with its suffix, that no other process has."""
+    return path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")

@@ -1,35 +1,53 @@
-"""The shapes of the plain dicts that a run returns, and of the JSON that the command line writes.
+"""The shape of `Report.summary`, which is also the JSON that the command line writes.
 
-Units stand last in names. Percentiles are over all submitted requests, and one that was rejected, failed or did not
-finish counts as infinitely late; ``None`` stands for infinity, and for no value at all.
+Units stand last in names. Latencies are over all submitted requests, and one that did not finish counts as infinitely
+late; ``None`` stands for infinity, and for no value at all.
 """
 
-from typing import Any, TypedDict
+from typing import Literal, NotRequired, TypedDict
 
 __all__ = [
+    "METRICS",
     "OUTCOMES",
     "PERCENTILES",
     "Distribution",
     "Gaps",
-    "PoolUse",
+    "Limits",
+    "MachineUse",
+    "Metric",
+    "Moves",
+    "Outcome",
+    "Percentile",
+    "Percentiles",
     "RequestCounts",
-    "Slo",
-    "Speed",
-    "Spread",
+    "RequestLimits",
+    "SloLimits",
+    "Slos",
+    "Slowdowns",
     "Summary",
     "Transfers",
+    "VisibleTime",
 ]
 
-OUTCOMES = ("finished", "rejected", "failed", "unfinished")
-PERCENTILES = ("p50", "p90", "p99")
+Percentile = Literal["p50", "p90", "p99"]
+PERCENTILES: tuple[Percentile, ...] = ("p50", "p90", "p99")
+Metric = Literal["ttft", "tbt", "e2e"]
+METRICS: tuple[Metric, ...] = ("ttft", "tbt", "e2e")
+Outcome = Literal["completed", "rejected", "failed", "cancelled", "unfinished"]
+OUTCOMES: tuple[Outcome, ...] = ("completed", "rejected", "failed", "cancelled", "unfinished")
 
 
-class Distribution(TypedDict):
-    """One latency over all submitted requests, in the unit its key in `Summary` ends with."""
+class Percentiles(TypedDict):
+    """Three percentiles, linear between values."""
 
     p50: float | None
     p90: float | None
     p99: float | None
+
+
+class Distribution(Percentiles):
+    """One latency, in the unit its key in `Summary` ends with."""
+
     mean: float | None
     max: float | None
 
@@ -41,69 +59,107 @@ class Gaps(Distribution):
 
 
 class RequestCounts(TypedDict):
-    """How the requests of a run ended; the four outcomes add up to `submitted`."""
+    """How the requests of a run ended; the five outcomes add up to `submitted`."""
 
     submitted: int
-    finished: int
+    completed: int
     rejected: int
     failed: int
+    cancelled: int
     unfinished: int
 
 
-class Slo(TypedDict):
-    """One of the nine limits: a percentile of the slowdown against the idle reference, met when `value < limit`."""
+class Slowdowns(TypedDict):
+    """Ratios to the same request alone on an idle DGX-A100."""
 
-    metric: str
-    """``"ttft"``, ``"tbt"`` or ``"e2e"``."""
-    percentile: int
-    limit: float
-    value: float | None
+    ttft: Percentiles
+    tbt: Percentiles
+    e2e: Percentiles
+
+
+class Limits(TypedDict):
+    """Strict limits on percentiles of a slowdown."""
+
+    p50: float
+    p90: float
+    p99: float
+
+
+class RequestLimits(TypedDict):
+    """Strict limits on the slowdowns of one request."""
+
+    ttft: float
+    tbt: float
+    e2e: float
+
+
+class SloLimits(TypedDict):
+    """All limits."""
+
+    ttft: Limits
+    tbt: Limits
+    e2e: Limits
+    attainment: RequestLimits
+
+
+class Slos(TypedDict):
+    """How a run stands against the nine objectives."""
+
     met: bool
+    """Whether all nine percentiles lie below their limits."""
+    slowdown: Slowdowns
+    limits: SloLimits
+    attainment: float | None
+    """The share of requests that keep all three of `SloLimits.attainment`."""
+
+
+class VisibleTime(TypedDict):
+    """The part of the transfers that prefill did not hide."""
+
+    mean: float | None
+    p50: float | None
+    p99: float | None
+    max: float | None
 
 
 class Transfers(TypedDict):
     """The KV handoffs of a run."""
 
+    count: int
+    bytes: int
     serialized: int
     layer_wise: int
-    bytes: int
-    visible_s: Distribution
-    """The part of each transfer that prefill did not hide."""
+    visible_s: VisibleTime
 
 
-class Spread(TypedDict):
-    """A share between 0 and 1 over the machines of a pool."""
+class Moves(TypedDict):
+    """How often machines changed pools."""
 
-    min: float
-    mean: float
-    max: float
+    to_mixed: int
+    to_home: int
 
 
-class PoolUse(TypedDict):
-    """The machines of one home role."""
+class MachineUse(TypedDict):
+    """What one machine did."""
 
     name: str
-    """``"prompt"``, ``"token"``, ``"mixed"`` or ``"unsplit"``."""
-    machines: int
-    utilisation: Spread
-    """The share of the run that a machine was computing."""
-    moves: int
-    """How often a machine of this pool changed to the mixed pool."""
-
-
-class Speed(TypedDict):
-    """How fast the simulator ran; the only part of a summary that differs between two runs of one seed."""
-
-    wall_s: float
-    events: int
-    events_per_s: float
+    role: str
+    """Its home pool: ``"prompt"``, ``"token"`` or ``"mixed"``; machines of an unsplit cluster are mixed."""
+    hardware: NotRequired[str]
+    utilisation: float | None
+    """The share of the run that it was computing."""
+    passes: int
+    prompt_tokens: int
+    decode_tokens: int
+    batch_decodes_mean: float | None
+    batch_decodes_max: int
+    batch_prompt_tokens_mean: float | None
+    peak_kv_tokens: int
 
 
 class Summary(TypedDict):
     """Everything a run tells in numbers."""
 
-    config: dict[str, Any]
-    """The options with every default filled in, by their names in `splitcore.simulate`."""
     requests: RequestCounts
     ttft_s: Distribution
     tbt_s: Distribution
@@ -111,16 +167,28 @@ class Summary(TypedDict):
     tpot_s: Distribution
     """Per request: (E2E - TTFT) / (output tokens - 1)."""
     e2e_s: Distribution
-    gap_s: Gaps
+    slo: Slos
+    transfer: Transfers
+    gaps_s: Gaps
     """Every gap between two tokens of a request."""
-    slos: list[Slo]
-    slos_met: bool
-    attainment: float
-    """The share of requests within all three limits."""
-    transfers: Transfers
-    pools: list[PoolUse]
-    outside: dict[str, int]
-    """Look-ups beyond the measured range of the cost model, by kind."""
+    pools: Moves
+    machines: list[MachineUse]
+    out_of_range_lookups: int
+    """Look-ups beyond the measured range of the cost model."""
+    cost_model: str
+    policy: str
+    model: str
+    trace: str
+    transfer_mode: str
+    seed: int
+    evictions: int
+    """Requests that lost their KV blocks and were computed again."""
+    pauses: int
+    """Decodes that sat out a pass."""
+    events: int
+    duration_s: float
+    """Simulated time from 0 to the last end."""
+    wall_s: float | None
+    """What the run took; all else is the same for the same options."""
     digest: str
     """Equal for equal runs, whatever the machine, process or number of threads."""
-    speed: Speed

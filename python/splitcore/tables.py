@@ -1,23 +1,30 @@
 """Tables of runs, for people."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from typing import Literal
 
 from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from splitcore.schema import OUTCOMES, PERCENTILES, Distribution, Slo, Summary
+from splitcore.schema import METRICS, OUTCOMES, PERCENTILES, MachineUse, Metric, Percentile, Summary
 
 __all__ = ["comparison", "console", "fit_errors", "run"]
 
-_LATENCIES = (
-    ("TTFT", "arrival to first token"),
-    ("TBT", "per request"),
-    ("TPOT", "per request"),
-    ("E2E", "arrival to last token"),
-    ("gap", "between any two tokens"),
+# Heading, key in the summary, and the factor to the heading's unit.
+_Latency = tuple[str, Literal["ttft_s", "tbt_s", "tpot_s", "gaps_s", "e2e_s"], float]
+_GAP: _Latency = ("token gap [ms]", "gaps_s", 1000)
+_LATENCIES: tuple[_Latency, ...] = (
+    ("TTFT [ms]", "ttft_s", 1000),
+    ("TBT [ms]", "tbt_s", 1000),
+    ("TPOT [ms]", "tpot_s", 1000),
+    _GAP,
+    ("E2E [s]", "e2e_s", 1),
 )
+_Column = Literal[Percentile, "mean", "max"]
+_COLUMNS: tuple[_Column, ...] = (*PERCENTILES, "mean", "max")
+_BATCHED: tuple[Literal["decode_tokens", "prompt_tokens"], ...] = ("decode_tokens", "prompt_tokens")
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -34,15 +41,26 @@ def run(summary: Summary) -> RenderableType:
     Returns:
         What `console` prints.
     """
-    parts: list[RenderableType] = [
-        Text(_header(summary), style="bold"),
-        Text(_requests(summary)),
-        _latencies(summary),
-        _slos(summary),
-        _pools(summary),
-        Text("\n".join(_footer(summary))),
-    ]
-    return Group(*parts)
+    told = {"model": summary["model"], "trace": summary["trace"], "seed": summary["seed"]}
+    told |= {"policy": summary["policy"], "costs": summary["cost_model"], "transfer": summary["transfer_mode"]}
+    latencies = _table("latency", *_COLUMNS)
+    for latency in _LATENCIES:
+        latencies.add_row(latency[0], *_times(summary, latency, _COLUMNS))
+    slos = _table("slowdown", *PERCENTILES)
+    for metric in METRICS:
+        slos.add_row(metric.upper(), *(_slo(summary, metric, percentile, limit=True) for percentile in PERCENTILES))
+    facts = Table.grid(padding=(0, 2))
+    facts.add_row("nine SLOs", _verdict(summary["slo"]["met"]))
+    for name, fact in _facts(summary).items():
+        facts.add_row(name, fact)
+    return Group(
+        Text("  ".join(f"{name} {value}" for name, value in told.items()), style="bold"),
+        Text(f"{summary['requests']['submitted']:,} requests: {_ends(summary)}"),
+        latencies,
+        slos,
+        _pools(summary["machines"]),
+        facts,
+    )
 
 
 def comparison(runs: Mapping[str, Summary]) -> Table:
@@ -55,27 +73,23 @@ def comparison(runs: Mapping[str, Summary]) -> Table:
         What `console` prints.
     """
     summaries = list(runs.values())
+    limits = summaries[0]["slo"]["limits"]
     table = _table("", *runs)
-
-    def row(label: str, cells: Iterable[str | Text], *, last: bool = False) -> None:
-        table.add_row(label, *cells, end_section=last)
-
-    row("machines", [" + ".join(f"{p['machines']} {p['name']}" for p in s["pools"]) for s in summaries])
-    row("requests finished", [f"{s['requests']['finished']:,}" for s in summaries])
-    row("not finished", [_unfinished(s) for s in summaries], last=True)
-    for name, _ in _LATENCIES:
-        row(f"{name} p50 / p90 / p99 [ms]", [" / ".join(_ms(s, _percentiles(_latency(s, name)))) for s in summaries])
+    table.add_row("machines", *("\n".join(_by_pool(s["machines"])) for s in summaries))
+    table.add_row("requests", *(_ends(s) for s in summaries), end_section=True)
+    for latency in _LATENCIES:
+        cells = (" / ".join(_times(s, latency, PERCENTILES)) for s in summaries)
+        table.add_row(f"{latency[0]} p50 / p90 / p99", *cells)
+    table.add_row("worst token gap [ms]", *(_times(s, _GAP, ("max",))[0] for s in summaries))
     table.add_section()
-    # The nine limits are the same for every run, so the first one names the rows.
-    for index, slo in enumerate(summaries[0]["slos"]):
-        label = f"{slo['metric'].upper()} p{slo['percentile']} slowdown < {slo['limit']:g}"
-        row(label, [_slo(s["slos"][index]) for s in summaries])
-    row("all nine SLOs", [_verdict(s["slos_met"]) for s in summaries])
-    row("SLO attainment", [f"{s['attainment']:.1%}" for s in summaries], last=True)
-    row("transfers", [_transfers(s) for s in summaries])
-    row("look-ups out of range", [_outside(s) for s in summaries])
-    row("digest", [s["digest"][:16] for s in summaries])
-    row("speed", [_speed(s) for s in summaries])
+    for metric in METRICS:
+        for percentile in PERCENTILES:
+            label = f"{metric.upper()} slowdown {percentile} < {limits[metric][percentile]:g}"
+            table.add_row(label, *(_slo(s, metric, percentile) for s in summaries))
+    table.add_row("nine SLOs", *(_verdict(s["slo"]["met"]) for s in summaries), end_section=True)
+    facts = [_facts(s) for s in summaries]
+    for name in facts[0]:
+        table.add_row(name, *(each[name] for each in facts))
     return table
 
 
@@ -89,130 +103,88 @@ def fit_errors(errors: Mapping[str, Mapping[str, float]]) -> Table:
         What `console` prints.
     """
     phases = list(dict.fromkeys(phase for row in errors.values() for phase in row))
-    table = _table("mean absolute error", *phases)
+    table = _table("MAPE (mean absolute percentage error)", *phases)
     for name, row in errors.items():
-        table.add_row(name, *(f"{row[phase]:.2%}" if phase in row else "-" for phase in phases))
+        table.add_row(name, *(f"{row[phase]:.2%}" for phase in phases))
     return table
 
 
 def _table(*headings: str) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column(headings[0], overflow="fold")
+    table.add_column(headings[0], no_wrap=True)
     for heading in headings[1:]:
         table.add_column(heading, justify="right", overflow="fold")
     return table
 
 
-def _header(summary: Summary) -> str:
-    config = summary["config"]
-    names = ("model", "trace", "rate", "seed", "policy", "costs", "profile")
-    told = {name: config.get(name) for name in names}
-    rate = told["rate"]
-    told["rate"] = "as recorded" if rate is None else f"{rate:g}/s"
-    told["profile"] = told["profile"] or "built-in"
-    return "   ".join(f"{name} {value}" for name, value in told.items())
-
-
-def _requests(summary: Summary) -> str:
+def _ends(summary: Summary) -> str:
     counts = summary["requests"]
-    ends = {"finished": counts["finished"], "rejected": counts["rejected"]}
-    ends |= {"failed": counts["failed"], "unfinished": counts["unfinished"]}
-    return f"{counts['submitted']:,} requests: " + ", ".join(f"{ends[name]:,} {name}" for name in OUTCOMES)
+    return ", ".join(f"{counts[end]:,} {end}" for end in OUTCOMES if counts[end] or end == "completed")
 
 
-def _unfinished(summary: Summary) -> str:
-    return f"{summary['requests']['submitted'] - summary['requests']['finished']:,}"
+def _times(summary: Summary, latency: _Latency, columns: Iterable[_Column]) -> list[str]:
+    _, key, factor = latency
+    values = (summary[key][column] for column in columns)
+    return [_missing(summary) if value is None else _three_digits(factor * value) for value in values]
 
 
-def _latency(summary: Summary, name: str) -> Distribution:
-    return {
-        "TTFT": summary["ttft_s"],
-        "TBT": summary["tbt_s"],
-        "TPOT": summary["tpot_s"],
-        "E2E": summary["e2e_s"],
-        "gap": summary["gap_s"],
-    }[name]
+def _missing(summary: Summary) -> str:
+    """Tell what None stands for: a request that never finished is infinitely late, otherwise nothing was measured."""
+    return "-" if summary["requests"]["completed"] == summary["requests"]["submitted"] else "inf"
 
 
-def _percentiles(distribution: Distribution) -> Sequence[float | None]:
-    return distribution["p50"], distribution["p90"], distribution["p99"]
+def _three_digits(value: float) -> str:
+    """Round to what a percentile of a few thousand requests is good for."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:#.3g}".rstrip(".")
 
 
-def _latencies(summary: Summary) -> Table:
-    table = _table("ms", *PERCENTILES, "mean", "max", "")
-    table.columns[-1].justify = "left"
-    rows = [(name, _latency(summary, name), note) for name, note in _LATENCIES]
-    if any(_percentiles(summary["transfers"]["visible_s"])):
-        rows.append(("transfer", summary["transfers"]["visible_s"], "not hidden by prefill"))
-    for name, x, note in rows:
-        table.add_row(name, *_ms(summary, (*_percentiles(x), x["mean"], x["max"])), note)
+def _slo(summary: Summary, metric: Metric, percentile: Percentile, *, limit: bool = False) -> Text:
+    value, bound = summary["slo"]["slowdown"][metric][percentile], summary["slo"]["limits"][metric][percentile]
+    told = _missing(summary) if value is None else f"{value:.2f}"
+    kept = told == "-" if value is None else value < bound
+    sign = "<" if kept else ">="
+    return Text.assemble(f"{told} {sign} {bound:g} " if limit else f"{told} ", _verdict(kept))
+
+
+def _verdict(kept: bool) -> Text:
+    return Text("pass", style="green") if kept else Text("FAIL", style="bold red")
+
+
+def _pools(machines: Iterable[MachineUse]) -> Table:
+    table = _table("pool", "busy min", "mean", "max", "decodes / batch", "prompt tokens / batch")
+    for name, pool in _by_pool(machines).items():
+        use = [machine["utilisation"] or 0.0 for machine in pool]
+        passes = sum(machine["passes"] for machine in pool) or 1
+        batch = (sum(machine[tokens] for machine in pool) / passes for tokens in _BATCHED)
+        shares = (min(use), sum(use) / len(use), max(use))
+        table.add_row(name, *(f"{share:.0%}" for share in shares), *(_three_digits(mean) for mean in batch))
     return table
 
 
-def _slos(summary: Summary) -> Table:
-    table = _table("slowdown", *PERCENTILES)
-    metrics = dict.fromkeys(slo["metric"] for slo in summary["slos"])
-    for metric in metrics:
-        cells = [_slo(slo, limit=True) for slo in summary["slos"] if slo["metric"] == metric]
-        table.add_row(metric.upper(), *cells)
-    table.caption = Text.assemble(
-        "nine SLOs: ",
-        _verdict(summary["slos_met"]),
-        f"; {summary['attainment']:.1%} of requests within all limits",
-        style="not italic",
-    )
-    table.caption_justify = "left"
-    return table
+def _by_pool(machines: Iterable[MachineUse]) -> dict[str, list[MachineUse]]:
+    """Group machines by pool and hardware, under a name as ``"prompt: 25 dgx-h100"``."""
+    groups: dict[tuple[str, str], list[MachineUse]] = {}
+    for machine in machines:
+        groups.setdefault((machine["role"], machine.get("hardware", "machines")), []).append(machine)
+    return {f"{role}: {len(group)} {hardware}": group for (role, hardware), group in groups.items()}
 
 
-def _slo(slo: Slo, *, limit: bool = False) -> Text:
-    value = "inf" if slo["value"] is None else f"{slo['value']:.2f}"
-    bound = f" < {slo['limit']:g} " if limit else " "
-    return Text.assemble(value + (bound if slo["met"] else bound.replace("<", ">=")), _verdict(slo["met"]))
-
-
-def _verdict(met: bool) -> Text:
-    return Text("pass", style="green") if met else Text("FAIL", style="bold red")
-
-
-def _pools(summary: Summary) -> Table:
-    table = _table("pool", "machines", "utilisation min", "mean", "max", "moves to mixed")
-    for pool in summary["pools"]:
-        use = pool["utilisation"]
-        shares = (f"{share:.0%}" for share in (use["min"], use["mean"], use["max"]))
-        table.add_row(pool["name"], str(pool["machines"]), *shares, f"{pool['moves']:,}")
-    return table
-
-
-def _transfers(summary: Summary) -> str:
-    x = summary["transfers"]
-    total = x["serialized"] + x["layer_wise"]
-    return f"{total:,} ({x['layer_wise']:,} layer-wise), {x['bytes'] / 1e12:,.2f} TB" if total else "none"
-
-
-def _outside(summary: Summary) -> str:
-    found = {kind: count for kind, count in summary["outside"].items() if count}
-    return ", ".join(f"{count:,} {kind.replace('_', ' ')}" for kind, count in found.items()) or "none"
-
-
-def _speed(summary: Summary) -> str:
-    speed = summary["speed"]
-    return f"{speed['events_per_s'] / 1e6:.2f} M events/s"
-
-
-def _footer(summary: Summary) -> Iterable[str]:
-    speed = summary["speed"]
-    yield f"transfers              {_transfers(summary)}"
-    yield f"look-ups out of range  {_outside(summary)}"
-    yield f"digest                 {summary['digest']}"
-    yield f"speed                  {speed['events']:,} events in {speed['wall_s']:.2f} s, {_speed(summary)}"
-
-
-def _ms(summary: Summary, values_s: Iterable[float | None]) -> Iterator[str]:
-    """Three significant digits are what a percentile of a few thousand requests is good for."""
-    all_finished = summary["requests"]["finished"] == summary["requests"]["submitted"]
-    for value_s in values_s:
-        if value_s is None:
-            yield "-" if all_finished else "inf"
-        else:
-            yield f"{1000 * value_s:,.0f}" if value_s >= 0.1 else f"{1000 * value_s:.3g}"
+def _facts(summary: Summary) -> dict[str, str]:
+    transfer, attainment, wall_s = summary["transfer"], summary["slo"]["attainment"], summary["wall_s"] or 0.0
+    visible = transfer["visible_s"]["mean"]
+    facts = {
+        "requests within all p99 limits": "-" if attainment is None else f"{attainment:.1%}",
+        "KV transfers": f"{transfer['count']:,}",
+        "  layer-wise": f"{transfer['layer_wise']:,}" if transfer["count"] else "-",
+        "  moved": f"{transfer['bytes'] / 1e12:,.2f} TB" if transfer["count"] else "-",
+        "  not hidden by prefill, mean": "-" if visible is None else f"{1000 * visible:.2f} ms",
+        "moves to the mixed pool": f"{summary['pools']['to_mixed']:,}",
+        "evictions": f"{summary['evictions']:,}",
+        "cost look-ups out of range": f"{summary['out_of_range_lookups']:,}",
+        "simulated": f"{summary['duration_s']:,.1f} s in {wall_s:.2f} s",
+        "events": f"{summary['events']:,}",
+        "digest": summary["digest"],
+    }
+    if wall_s > 0:
+        facts["events"] += f", {summary['events'] / wall_s / 1e6:.2f} M/s"
+    return facts

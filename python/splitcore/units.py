@@ -1,9 +1,9 @@
-"""Reads the values of command-line options that have a unit or a switch."""
+"""Reads the values of command-line options that have a unit."""
 
 import math
 import re
 
-__all__ = ["OptionError", "bandwidth", "switch"]
+__all__ = ["OptionError", "bandwidth"]
 
 _BYTES_PER_UNIT = {
     "": 1.0,
@@ -44,21 +44,3 @@ def bandwidth(text: str | None) -> float | None:
         if unit in _BYTES_PER_UNIT and bool(unit) == bool(per) and 0 < number < math.inf:
             return number * _BYTES_PER_UNIT[unit]
     raise OptionError("link-bandwidth", "a rate as 200GiB/s, 25GB/s or 400Gbps, above zero", text)
-
-
-def switch(option: str, text: str) -> bool:
-    """Read ``on`` or ``off``.
-
-    Args:
-        option: The option's name without dashes, for the error.
-        text: Its value.
-
-    Returns:
-        Whether it is on.
-
-    Raises:
-        OptionError: If it is anything else.
-    """
-    if text not in ("on", "off"):
-        raise OptionError(option, "on or off", text)
-    return text == "on"
