@@ -234,7 +234,7 @@ fn any_notice(cluster: &Cluster, seq: u64, state: &mut u64) -> Notice {
         4 => Notice::Landed { key },
         5 => Notice::Progress { key, tokens },
         6 => Notice::Evicted { key, tokens: tokens + 20 },
-        7 => Notice::Finished { key, tokens, report },
+        7 => Notice::Finished { key, tokens },
         8 => Notice::Released { key, report },
         9 if draw(state, 3) == 0 => Notice::TransferFailed { key },
         9 => Notice::Sent { key },
@@ -409,7 +409,7 @@ fn a_split_request_books_its_one_where_it_decodes() {
     assert_eq!(booked(&head), (0, 56), "to be prefilled again");
     head.prefill_done(1, 1);
     assert_eq!(booked(&head), (0, 1));
-    head.notice(1, Notice::Finished { key: key(1), tokens: 9, report: report(2) });
+    head.notice(1, Notice::Finished { key: key(1), tokens: 9 });
     assert_eq!(booked(&head), (0, 0));
 }
 
@@ -499,7 +499,7 @@ fn the_loss_of_a_source_after_landing_costs_nothing() {
     head.notice(1, Notice::Landed { key: key(1) });
     let actions = head.act(&ClusterEvent::Lose { machine: id(0) });
     assert!(placement(&actions).is_none() && head.cluster.counters().faults == 0);
-    head.notice(1, Notice::Finished { key: key(1), tokens: 9, report: report(2) });
+    head.notice(1, Notice::Finished { key: key(1), tokens: 9 });
     assert_eq!(head.cluster.live_requests(), 0);
 }
 
@@ -567,7 +567,7 @@ fn an_embedders_source_is_booked_until_the_first_progress() {
     assert_eq!(head.fact(Notice::Progress { key: key(1), tokens: 2 }), Applied::Yes);
     assert_eq!(kv(&head), (0, 13), "and the books follow what is delivered");
     assert_eq!(
-        head.fact(Notice::Finished { key: key(1), tokens: 2, report: Report::default() }),
+        head.fact(Notice::Finished { key: key(1), tokens: 2 }),
         Applied::Yes
     );
     assert_eq!((kv(&head), head.cluster.live_requests()), ((0, 0), 0));
@@ -586,8 +586,8 @@ fn a_borrowed_machine_goes_home_when_drained_or_when_idle() {
         assert_eq!(head.cluster.load(1).unwrap().pool, Role::Mixed);
         let home = ClusterAction::Moved { machine: id(1), pool: Role::Token };
         assert_eq!(head.prefill_done(1, 2).contains(&home), goes_at_once, "{mixed_return:?}");
-        head.notice(1, Notice::Finished { key: key(2), tokens: 1, report: report(3) });
-        let actions = head.notice(1, Notice::Finished { key: key(1), tokens: 1, report: report(3) });
+        head.notice(1, Notice::Finished { key: key(2), tokens: 1 });
+        let actions = head.notice(1, Notice::Finished { key: key(1), tokens: 1 });
         assert_eq!(actions.contains(&home), !goes_at_once, "{mixed_return:?}");
     }
 }
@@ -734,7 +734,7 @@ fn a_draining_machine_takes_nothing_new_and_says_when_it_is_empty() {
     assert!(head.act(&ClusterEvent::Drain { machine: id(0) }).is_empty());
     assert_eq!(head.handle(&ClusterEvent::Drain { machine: id(0) }).0, Ok(Applied::Late));
     assert_eq!(pair(&head.place(2, 10, 10)), (1, 1));
-    let actions = head.notice(0, Notice::Finished { key: key(1), tokens: 1, report: report(1) });
+    let actions = head.notice(0, Notice::Finished { key: key(1), tokens: 1 });
     assert!(actions.contains(&ClusterAction::Drained { machine: id(0) }));
     let actions = head.act(&ClusterEvent::Drain { machine: id(1) });
     assert!(actions.is_empty());
