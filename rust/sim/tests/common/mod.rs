@@ -34,12 +34,13 @@ impl TempFile {
 
     /// A trace in the public simulator's format: (arrival in seconds, prompt, output).
     pub fn trace(name: &str, rows: &[(f64, u32, u32)]) -> Self {
-        let mut text =
-            "request_id,request_type,application_id,arrival_timestamp,batch_size,prompt_size,token_size\n"
-                .to_string();
-        for (id, (arrival_s, prompt, output)) in rows.iter().enumerate() {
-            text += &format!("{id},2,0,{arrival_s},1,{prompt},{output}\n");
-        }
+        let header =
+            "request_id,request_type,application_id,arrival_timestamp,batch_size,prompt_size,token_size";
+        let lines = rows
+            .iter()
+            .enumerate()
+            .map(|(id, (arrival_s, prompt, output))| format!("{id},2,0,{arrival_s},1,{prompt},{output}"));
+        let text = std::iter::once(header.to_string()).chain(lines).collect::<Vec<_>>().join("\n");
         Self::new(name, &text)
     }
 
