@@ -211,6 +211,9 @@ pub struct Report {
     pub free_blocks: u32,
     /// Legs here.
     pub legs: u32,
+    /// Whether a pass is running: a long one is no silence.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub running: bool,
 }
 
 /// What a machine (or an embedder) tells the Cluster.

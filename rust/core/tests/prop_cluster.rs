@@ -566,10 +566,7 @@ fn an_embedders_source_is_booked_until_the_first_progress() {
     assert_eq!(kv(&head), (11, 11));
     assert_eq!(head.fact(Notice::Progress { key: key(1), tokens: 2 }), Applied::Yes);
     assert_eq!(kv(&head), (0, 13), "and the books follow what is delivered");
-    assert_eq!(
-        head.fact(Notice::Finished { key: key(1), tokens: 2 }),
-        Applied::Yes
-    );
+    assert_eq!(head.fact(Notice::Finished { key: key(1), tokens: 2 }), Applied::Yes);
     assert_eq!((kv(&head), head.cluster.live_requests()), ((0, 0), 0));
 }
 

@@ -243,16 +243,15 @@ fn peak_kv_is_what_has_blocks_not_what_waits() {
     assert_eq!(run(&options).summary.machines[0].peak_kv_tokens, 50_016);
 }
 
-/// A prefill of more than `park_limit` (30 s) looks stuck to the Cluster, which takes the request back while it runs and
-/// places it as one leg. The token of the pass that goes on all the same belongs to nobody.
+/// A prefill of more than `park_limit` (30 s) is work, not a stuck handoff: its machine says that it runs.
 #[test]
-fn a_request_taken_back_while_it_prefills_ends_once() {
+fn a_request_that_prefills_longer_than_the_park_limit_is_left_alone() {
     let rows = [(0, 60_000, 3)];
-    let file = trace("taken-back", &rows);
+    let file = trace("long-prefill", &rows);
     let options = Options { check: true, ..with_machines(Split("1xdgx-a100", "2xdgx-h100")) };
     let (report, log) = watch(&Options { trace: file.path(), ..options }, rows.len());
     let row = report.rows[0];
-    assert_eq!((row.attempts, row.outcome, log.ends[0].len()), (2, Outcome::Finished, 1));
+    assert_eq!((row.attempts, row.outcome, log.ends[0].len()), (1, Outcome::Finished, 1));
     assert_eq!(row.arrival_ns + row.e2e_ns, *log.tokens[0].last().unwrap());
 }
 

@@ -18,7 +18,11 @@ impl Cluster {
         actions: &mut Vec<ClusterAction>,
     ) -> Result<Applied, EventError> {
         let Some(machine) = self.live(from)? else { return Ok(self.late()) };
-        let goes_on = !matches!(notice, Notice::Report(_) | Notice::Reserved { .. } | Notice::Refused { .. });
+        let goes_on = match notice {
+            Notice::Report(report) => report.running,
+            Notice::Reserved { .. } | Notice::Refused { .. } => false,
+            _ => true,
+        };
         if goes_on {
             self.entry(machine).went_on_at = self.now;
         }

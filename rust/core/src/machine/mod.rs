@@ -246,13 +246,16 @@ impl Machine {
     }
 
     /// When the next Tick is due: at once if an idle machine has something to run, else the report interval after
-    /// the last report, if there is something new to tell.
+    /// the last report, if there is something new to tell or a pass is running.
     pub fn next_deadline(&self) -> Option<Time> {
         if self.activity == Activity::Due { Some(self.now) } else { self.report_due() }
     }
 
     fn report_due(&self) -> Option<Time> {
-        (self.report() != self.last_report).then(|| self.reported_at.after(self.config.report_interval_ns))
+        let report = Report { running: self.last_report.running, ..self.report() };
+        // A pass longer than the interval is told of, lest it be taken for silence.
+        let tells = report != self.last_report || self.is_running();
+        tells.then(|| self.reported_at.after(self.config.report_interval_ns))
     }
 
     /// The running pass, or the last one that ran.
@@ -277,6 +280,7 @@ impl Machine {
             kv_tokens: self.kv_tokens,
             free_blocks: self.pool.free(),
             legs: self.legs.len(),
+            running: self.is_running(),
         }
     }
 
