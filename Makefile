@@ -49,5 +49,5 @@ $(DEPS):
 	touch $@
 
 $(NATIVE): $(DEPS) $(SOURCES)
-	VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/maturin develop --release --quiet
+	VIRTUAL_ENV=$(CURDIR)/$(VENV) PIP_QUIET=1 $(BIN)/maturin develop --release --quiet
 	touch $@

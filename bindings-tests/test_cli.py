@@ -9,6 +9,7 @@ import textwrap
 
 import pytest
 
+import splitcore
 from splitcore.schema import METRICS, OUTCOMES, PERCENTILES
 from splitcore.units import OptionError, bandwidth
 
@@ -147,6 +148,14 @@ def test_requests_limit_cuts_the_arrivals(cli):
     assert _summary(cli("simulate", *UNSPLIT, "--requests-limit", "7", "--json", "-"))["requests"]["submitted"] == 7
 
 
+def _plain():
+    return splitcore.simulate(prompt="2xdgx-h100", token="1xdgx-a100", rate=4.0, duration_s=20.0).summary
+
+
+def test_the_command_line_gives_what_python_gives(cli):
+    assert _summary(cli("simulate", *SPLIT, "--json", "-")) | {"wall_s": 0} == _plain() | {"wall_s": 0}
+
+
 @pytest.mark.parametrize(
     "option",
     [
@@ -158,8 +167,8 @@ def test_requests_limit_cuts_the_arrivals(cli):
     ],
 )  # fmt: skip
 def test_an_option_changes_the_run(cli, option):
-    plain, other = (_summary(cli("simulate", *SPLIT, *more, "--json", "-")) for more in ((), option.split()))
-    assert plain["digest"] != other["digest"]
+    changed = _summary(cli("simulate", *SPLIT, *option.split(), "--json", "-"))
+    assert changed["digest"] != _plain()["digest"]
 
 
 @pytest.mark.parametrize(
