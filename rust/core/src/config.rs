@@ -278,7 +278,8 @@ impl MachineConfig {
         require(self.block_tokens > 0, "block_tokens", "at least 1", self.block_tokens)?;
         require(self.batch_tokens_max > 0, "batch_tokens_max", "at least 1", self.batch_tokens_max)?;
         require(self.batch_requests_max > 0, "batch_requests_max", "at least 1", self.batch_requests_max)?;
-        require(self.sit_out_max > 0, "sit_out_max", "at least 1", self.sit_out_max)?;
+        let sits = (1..=u32::from(u16::MAX)).contains(&self.sit_out_max);
+        require(sits, "sit_out_max", "1 to 65535", self.sit_out_max)?;
         require(self.report_interval_ns > 0, "report_interval_ns", "at least 1", self.report_interval_ns)?;
         require(self.sends_max != Some(0), "sends_max", "at least 1", 0_u64)?;
         require(self.receives_max != Some(0), "receives_max", "at least 1", 0_u64)?;

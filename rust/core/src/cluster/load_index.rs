@@ -41,6 +41,9 @@ impl LoadIndex {
             }
             self.grow(at + 1);
         }
+        if self.levels[0][at] == key {
+            return;
+        }
         self.levels[0][at] = key;
         for level in 1..self.levels.len() {
             at /= FAN;

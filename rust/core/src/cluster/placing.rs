@@ -93,6 +93,9 @@ impl Cluster {
 
     /// 1, unless an earlier request of this id still has blocks somewhere: its messages must stay recognisable.
     fn first_attempt(&self, arrival: &Arrival) -> u32 {
+        if self.closing.is_empty() {
+            return 1;
+        }
         let of = |attempt| (crate::id::LegKey { request: arrival.request, attempt }, 0);
         let earlier = self.closing.range(of(Attempt(0))..of(Attempt(u32::MAX)));
         earlier.last().map_or(1, |((key, _), _)| key.attempt.0 + 1)

@@ -20,7 +20,7 @@ pub enum Side {
 }
 
 /// Loads are compared as `load * SCALE / speed_weight`, so that weights act in whole numbers.
-const SCALE: u128 = 1 << 16;
+const SCALE: u64 = 1 << 16;
 
 /// Membership, and two load indexes a pool: one a side.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -69,8 +69,15 @@ impl Pools {
     }
 
     pub(crate) fn key(&self, policy: PolicyKind, side: Side, machine: u32, entry: &MachineEntry) -> Key {
-        let load = u128::from(load(policy, side, entry));
-        let scaled = (load * SCALE / u128::from(entry.speed_weight)).min(u128::from(u64::MAX)) as u64;
+        let load = load(policy, side, entry);
+        let scaled = match entry.speed_weight {
+            // The usual case, without a 128-bit division.
+            1 => load.saturating_mul(SCALE),
+            weight => {
+                let exact = u128::from(load) * u128::from(SCALE) / u128::from(weight);
+                u64::try_from(exact).unwrap_or(u64::MAX)
+            }
+        };
         let rank = self.rank[machine as usize];
         let rank = if self.ties == Ties::Last { u32::MAX - rank } else { rank };
         Key::new(scaled, rank, machine)

@@ -54,8 +54,9 @@ impl std::error::Error for OutOfBlocks {}
 
 /// The blocks of one machine.
 ///
-/// Blocks that were never used are handed out in ascending order before the pool reuses any, and reused ones last
-/// freed first, so tables start out contiguous. Allocation and release are O(blocks moved); a new pool is O(1).
+/// Freed blocks are reused first, last freed first and in the order their table had, since what was touched last is
+/// still near; then come blocks that were never used, in ascending order. Allocation and release are O(blocks moved);
+/// a new pool is O(1).
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct BlockPool {
@@ -106,18 +107,21 @@ impl BlockPool {
         if count > self.free() {
             return Err(OutOfBlocks { wanted: count, free: self.free() });
         }
-        let untouched = (self.total - self.fresh).min(count);
-        table.blocks.extend((self.fresh..self.fresh + untouched).map(BlockId));
-        self.fresh += untouched;
-        let from = self.freed.len() - (count - untouched) as usize;
-        table.blocks.extend(self.freed.drain(from..).rev());
+        let reused = count.min(self.freed.len() as u32);
+        let from = self.freed.len() - reused as usize;
+        table.blocks.extend(self.freed[from..].iter().rev());
+        self.freed.truncate(from);
+        let untouched = self.fresh..self.fresh + count - reused;
+        self.fresh = untouched.end;
+        table.blocks.extend(untouched.map(BlockId));
         Ok(())
     }
 
     /// Takes every block of `table` back.
     pub fn release(&mut self, table: &mut BlockTable) {
         // Reversed, so that the next table gets them in the same order.
-        self.freed.extend(table.blocks.drain(..).rev());
+        self.freed.extend(table.blocks.iter().rev());
+        table.blocks.clear();
         debug_assert!(self.freed.len() as u32 <= self.fresh, "more blocks freed than were ever allocated");
     }
 

@@ -28,8 +28,7 @@ pub(crate) struct Decode {
     /// Tokens its blocks hold.
     pub(crate) room_tokens: u32,
     /// Passes in a row it was left out of.
-    pub(super) sat_out: u32,
-    pub(super) evictions: u32,
+    pub(super) sat_out: u16,
     /// It is in the pass being built or run. Where all are, this says nothing: see [`Machine::all_run`].
     pub(super) runs: bool,
     /// Its request ended in the running pass, or it was aborted during it.
@@ -100,7 +99,7 @@ impl Machine {
 
     fn take_starved(&mut self, budget: &mut Budget) {
         let limit = self.config.sit_out_max;
-        for decode in self.decodes.iter_mut().filter(|decode| decode.sat_out >= limit) {
+        for decode in self.decodes.iter_mut().filter(|decode| u32::from(decode.sat_out) >= limit) {
             decode.runs = budget.take(1);
         }
     }
@@ -220,7 +219,8 @@ impl Machine {
     fn victim(&self) -> Option<usize> {
         let limit = self.config.evictions_max;
         let younger = 1..self.decodes.len();
-        younger.clone().rev().find(|&index| self.decodes[index].evictions < limit).or(younger.last())
+        let evictions = |index: usize| self.legs.get(self.decodes[index].slot).evictions;
+        younger.clone().rev().find(|&index| evictions(index) < limit).or(younger.last())
     }
 
     fn evict(&mut self, index: usize, actions: &mut Vec<MachineAction>) {
@@ -273,7 +273,7 @@ impl Machine {
             } else {
                 self.sitting_out += u32::from(decode.sat_out == 0);
                 self.counters.paused += u64::from(decode.sat_out == 0);
-                decode.sat_out += 1;
+                decode.sat_out = decode.sat_out.saturating_add(1);
             }
         }
     }
@@ -324,7 +324,6 @@ impl Machine {
             kv_tokens: std::mem::take(&mut leg.kv_tokens),
             room_tokens: leg.table.len() * self.config.block_tokens,
             sat_out: 0,
-            evictions: leg.evictions,
             runs: false,
             ends: false,
         };

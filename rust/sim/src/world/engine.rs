@@ -33,14 +33,14 @@ pub(super) struct Engine {
 /// The part of a [`Stream`] that changes with every token, while its request decodes.
 #[derive(Debug, Clone, Copy)]
 struct Decoding {
-    request: u64,
+    request: u32,
     left: u32,
     last_token_ns: u64,
     gap_max_ns: u64,
 }
 
 impl Decoding {
-    fn load(request: u64, streams: &[Stream]) -> Self {
+    fn load(request: u32, streams: &[Stream]) -> Self {
         let stream = &streams[request as usize];
         Self {
             request,
@@ -251,7 +251,7 @@ impl Engine {
         self.batch.clear();
         let mut before = self.before.iter().peekable();
         for key in &plan.decodes {
-            let request = key.request.0;
+            let request = key.request.0 as u32;
             while let Some(gone) = before.next_if(|decoding| decoding.request < request) {
                 gone.store(streams);
             }

@@ -1,14 +1,30 @@
 //! Messages on their way, and their tags in the digest.
 
-use splitcore_core::id::{AssignmentSeq, MachineId};
+use splitcore_core::id::{AssignmentSeq, LegKey, MachineId};
 use splitcore_core::leg::{Command, Notice, Peer};
 
 /// A message on its way.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Message {
-    ToCluster { from: MachineId, notice: Notice },
-    ToMachine { to: u32, seq: AssignmentSeq, command: Command },
-    Peer { to: u32, from: MachineId, message: Peer },
+    ToCluster {
+        from: MachineId,
+        notice: Notice,
+    },
+    ToMachine {
+        to: u32,
+        seq: AssignmentSeq,
+        command: Command,
+    },
+    Peer {
+        to: u32,
+        from: MachineId,
+        message: Peer,
+    },
+    /// From the transport: a stopped transfer writes no more.
+    Fenced {
+        machine: u32,
+        key: LegKey,
+    },
 }
 
 /// A slab: the queue holds indices, so that heap entries stay small.

@@ -39,8 +39,6 @@ enum Event {
     LinksTimer,
     /// A transfer's last layer is across: its place in [`Transfers`].
     Lands(u32),
-    /// A stopped transfer writes no more.
-    Fenced { machine: u32, key: LegKey },
     /// A machine's deadline may have come.
     MachineTick(u32),
     /// The Cluster's deadline may have come.
@@ -173,7 +171,6 @@ impl<O: Observer> World<O> {
             Event::PassEnds(machine) => self.pass_ends(machine),
             Event::LinksTimer => self.flows_end(),
             Event::Lands(transfer) => self.land(transfer),
-            Event::Fenced { machine, key } => self.fenced(machine, key),
             Event::MachineTick(machine) => {
                 let armed = &mut self.machine_tick_armed[machine as usize];
                 if *armed != Some(self.now_ns) {
@@ -215,6 +212,10 @@ impl<O: Observer> World<O> {
                 let (tag, id) = messages::command_tag(&command);
                 self.log(32 + tag, to, id);
                 self.tell_machine(to, &MachineEvent::Command { seq, command })
+            }
+            Message::Fenced { machine, key } => {
+                self.log(10, machine, key.request.0);
+                self.tell_machine(machine, &MachineEvent::Fenced { key })
             }
             Message::Peer { to, from, message } => {
                 let (tag, id) = messages::peer_tag(&message);

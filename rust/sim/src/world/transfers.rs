@@ -6,6 +6,7 @@
 use splitcore_core::event::{MachineEvent, Put};
 use splitcore_core::id::LegKey;
 
+use super::messages::Message;
 use super::{Event, World};
 use crate::SimError;
 use crate::links::FlowId;
@@ -144,11 +145,7 @@ impl<O: Observer> World<O> {
                 self.transfers.vacant.push(at);
             }
         }
-        self.queue.push(self.now_ns, Event::Fenced { machine, key });
-    }
-
-    pub(super) fn fenced(&mut self, machine: u32, key: LegKey) -> Result<(), SimError> {
-        self.log(10, machine, key.request.0);
-        self.tell_machine(machine, &MachineEvent::Fenced { key })
+        let fenced = self.messages.put(Message::Fenced { machine, key });
+        self.queue.push(self.now_ns, Event::Message(fenced));
     }
 }
