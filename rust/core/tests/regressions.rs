@@ -351,3 +351,18 @@ fn regression_a_stray_landed_frees_nothing() {
     bench.peer(id(2), Peer::Landed { key: key(2) });
     assert!(bench.machine.leg(key(2)).is_some(), "it was not sent to that machine");
 }
+
+#[test]
+fn regression_a_handover_that_crosses_an_abort_keeps_the_name_taken() {
+    let mut head = Head::new(ClusterConfig::default(), &PAIR);
+    head.place(1, 10, 10);
+    head.prefill_done(0, 1);
+    head.notice(1, Notice::Landed { key: key(1) });
+    head.act(&ClusterEvent::Cancel { request: RequestId(1) });
+    // The source had handed over before it heard of the abort (Compute 1, Send 2, Abort 3), and answers it as well.
+    head.released(0, key(1), 2);
+    head.released(1, key(1), 3);
+    assert_eq!(head.place(1, 10, 10).attempt.0, 2);
+    head.released(0, key(1), 3);
+    assert_eq!(head.cluster.load(0).unwrap().legs, 1);
+}
