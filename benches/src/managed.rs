@@ -64,7 +64,7 @@ impl Managed {
 
     fn report(&self, machine: u32) -> Report {
         let Told { seq, kv_tokens, .. } = self.machines[machine as usize];
-        Report { seq, kv_tokens, free_blocks: 0, legs: 0 }
+        Report { seq, kv_tokens, ..Report::default() }
     }
 }
 

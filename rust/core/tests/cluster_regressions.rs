@@ -1,5 +1,7 @@
 //! Sequences that once broke the Cluster's books, each as the shortest that did.
 
+#![allow(clippy::unwrap_used, reason = "tests")]
+
 use splitcore_core::cluster::Cluster;
 use splitcore_core::config::{ClusterConfig, Level};
 use splitcore_core::event::{Arrival, ClusterAction, ClusterEvent, Join, Role};
