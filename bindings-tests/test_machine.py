@@ -157,8 +157,8 @@ def test_reports_come_by_the_clock_when_there_is_news():
     assert machine.handle([], now_ns=499_999_999).actions == []
     (action,) = machine.handle([], now_ns=500_000_000).actions
     assert action["notice"] == {"type": "report"} | machine.report()
-    assert machine.report() == {"seq": 1, "kv_tokens": 101, "free_blocks": 93, "legs": 1}
-    assert machine.next_deadline_ns() is None
+    assert machine.report() == {"seq": 1, "kv_tokens": 101, "free_blocks": 93, "legs": 1, "running": True}
+    assert machine.next_deadline_ns() == 1_000_000_000, "a pass is running"
 
 
 def test_a_restored_machine_plans_the_same():

@@ -46,9 +46,14 @@ class Model:
         return leg.prompt + leg.tokens > leg.blocks * self.block_tokens
 
     def start(self):
+        """Starts a pass; one that its own evictions have emptied is built again."""
+        waiting = None
+        while self.running is None and waiting != (now := self.of("queued", "evicted")):
+            waiting = now
+            self.build()
+
+    def build(self):
         """Builds the next pass: the paper's order, and who gives way when blocks run out."""
-        if self.running is not None:
-            return
         tokens, requests, first = self.tokens_max, self.requests_max, True
         decodes = self.of("decoding")
         runs = set()
