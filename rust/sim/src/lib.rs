@@ -1,4 +1,24 @@
 //! Discrete-event simulator that drives the splitcore scheduler on real traces.
+//!
+//! It decides nothing about scheduling: the [`splitcore_core`] state machines do, exactly as they would live. The
+//! simulator is what they cannot have: a clock, messages, engines whose passes take time, and network cards.
+//!
+//! ```
+//! use splitcore_sim::{Options, simulate};
+//!
+//! # fn main() -> Result<(), splitcore_sim::SimError> {
+//! let options = Options {
+//!     prompt: Some("2xdgx-h100".into()),
+//!     token: Some("1xdgx-a100".into()),
+//!     rate: Some(2.0),
+//!     requests: Some(50),
+//!     ..Options::default()
+//! };
+//! let report = simulate(&options, &mut |_ended, _all| true)?;
+//! assert_eq!(report.summary.requests.completed, 50);
+//! # Ok(())
+//! # }
+//! ```
 
 pub mod cost;
 pub mod error;
