@@ -38,7 +38,7 @@ fn without_repeated_ids(seed: u64) -> Setup {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(48) })]
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn a_longer_future_changes_no_action_before_the_first_end_that_differs(seed in any::<u64>(), share in 0_usize..4) {

@@ -23,7 +23,7 @@ proptest! {
 /// The same over consecutive seeds: `WORLD_SEEDS=from..to` runs others than the first few.
 #[test]
 fn consecutive_seeds_end_well() {
-    let range = std::env::var("WORLD_SEEDS").unwrap_or_else(|_| "0..150".to_owned());
+    let range = std::env::var("WORLD_SEEDS").unwrap_or_else(|_| "0..3000".to_owned());
     let (from, to) = range.split_once("..").unwrap();
     let (from, to): (u64, u64) = (from.parse().unwrap(), to.parse().unwrap());
     let fails = |setup: Setup| std::panic::catch_unwind(|| World::new(setup).run()).is_err();

@@ -305,7 +305,7 @@ fn regression_a_draining_machine_is_drained_when_it_says_so() {
     let actions = head.notice(0, Notice::Finished { key: key(1), tokens: 1 });
     let drained = ClusterAction::Drained { machine: id(0) };
     assert!(!actions.contains(&drained));
-    assert_eq!(head.notice(0, Notice::Report(report(2))), [drained]);
+    assert_eq!(head.released(0, key(1), 3), [drained]);
     assert!(head.notice(0, Notice::Report(report(2))).is_empty(), "told once");
 }
 
@@ -365,4 +365,40 @@ fn regression_a_handover_that_crosses_an_abort_keeps_the_name_taken() {
     assert_eq!(head.place(1, 10, 10).attempt.0, 2);
     head.released(0, key(1), 3);
     assert_eq!(head.cluster.load(0).unwrap().legs, 1);
+}
+
+#[test]
+fn regression_a_source_that_ends_while_sending_keeps_the_name_taken() {
+    let mut head = Head::new(ClusterConfig::default(), &PAIR);
+    head.place(1, 10, 10);
+    let actions = head.notice(0, Notice::Finished { key: key(1), tokens: 1, report: report(2) });
+    let aborted = commands(&actions);
+    assert_eq!(aborted, [(0, Command::Abort { key: key(1) }), (1, Command::Abort { key: key(1) })]);
+    head.released(1, key(1), 3);
+    assert_eq!(head.clone().place(1, 10, 10).attempt.0, 2, "its blocks may still be read");
+    head.released(0, key(1), 3);
+    assert_eq!(head.place(1, 10, 10).attempt.0, 1);
+}
+
+#[test]
+fn regression_a_send_that_is_overtaken_by_a_grant_changes_no_running_transfer() {
+    let mut bench = Bench::new(10);
+    bench.compute(7, source(4));
+    // Machine 1 refused, machine 2 was asked, refused, and machine 1 has granted after all.
+    bench.send(7, id(1), Mode::Serialized);
+    bench.pass(&[]);
+    assert_eq!(puts(&bench.grant(id(1), 7)), 1);
+    assert!(bench.send(7, id(2), Mode::Serialized).is_empty());
+    assert!(bench.send(7, id(1), Mode::Serialized).is_empty());
+    bench.peer(id(1), Peer::Landed { key: key(7) });
+    assert!(bench.machine.is_idle());
+}
+
+#[test]
+fn regression_a_leg_that_runs_to_the_end_is_sent_nowhere() {
+    let mut bench = Bench::new(10);
+    bench.compute(7, whole(4));
+    let command = Command::Send { key: key(7), to: id(1), mode: Mode::LayerWise };
+    let seq = splitcore_core::id::AssignmentSeq(9);
+    assert!(bench.handle(&MachineEvent::Command { seq, command }).0.is_err());
 }

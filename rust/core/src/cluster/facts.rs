@@ -231,10 +231,12 @@ impl Cluster {
     fn finished(&mut self, from: Option<u32>, key: LegKey, actions: &mut Vec<ClusterAction>) -> Applied {
         // Cancelled meanwhile: the end that was applied first wins.
         let Some(slot) = self.requests.find_key(key) else { return self.late() };
-        for at in 0..2 {
-            let Some(leg) = self.requests.get(slot).legs[at] else { continue };
+        let legs = self.requests.get(slot).legs;
+        for (at, leg) in legs.iter().enumerate() {
+            let Some(leg) = leg else { continue };
             let ended_here = from.is_none() || leg.machine.is_some_and(|id| Some(id.index) == from);
-            if ended_here {
+            // A source whose first token was the last may still be sending: it answers when nothing is left.
+            if ended_here && (at == 1 || legs[1].is_none()) {
                 self.leave(slot, at, actions);
             } else {
                 self.give_up(slot, at, actions);

@@ -84,7 +84,8 @@ impl Machine {
             return Err(EventError::Unsupported("a send of a leg that runs to the end"));
         }
         if leg.is_sending() && !leg.sends_to(to) {
-            return Err(EventError::Unsupported("another destination while a leg is sent"));
+            // Overtaken: who refused before may have granted since, and only who holds a reservation grants.
+            return Ok(self.late());
         }
         leg.to = Some((to, mode));
         self.put_if_granted(slot, actions);
