@@ -371,7 +371,7 @@ fn regression_a_handover_that_crosses_an_abort_keeps_the_name_taken() {
 fn regression_a_source_that_ends_while_sending_keeps_the_name_taken() {
     let mut head = Head::new(ClusterConfig::default(), &PAIR);
     head.place(1, 10, 10);
-    let actions = head.notice(0, Notice::Finished { key: key(1), tokens: 1, report: report(2) });
+    let actions = head.notice(0, Notice::Finished { key: key(1), tokens: 1 });
     let aborted = commands(&actions);
     assert_eq!(aborted, [(0, Command::Abort { key: key(1) }), (1, Command::Abort { key: key(1) })]);
     head.released(1, key(1), 3);
