@@ -36,8 +36,8 @@ SUMMARY = {
     ] * 3,
 } | dict.fromkeys(
     (
-        "out_of_range_lookups", "cost_model", "policy", "model", "trace", "transfer_mode", "seed", "evictions",
-        "pauses", "events", "duration_s", "wall_s", "digest",
+        "out_of_range_lookups", "cost_model", "policy", "model", "trace", "transfer_mode", "rate_rps", "seed",
+        "evictions", "pauses", "events", "duration_s", "wall_s", "digest",
     )
 )  # fmt: skip
 COLUMNS = (

@@ -28,7 +28,7 @@ app.add_typer(profile_app, name="profile")
 
 _STDOUT = Path("-")
 # Native names of options that the command line does not spell with dashes for underscores.
-_OPTION_NAMES = {"cost": "costs", "requests": "requests-limit"}
+_OPTION_NAMES = {"duration_s": "duration", "message_delay_s": "message-delay", "requests": "requests-limit"}
 _Switch = Literal["on", "off"]
 
 

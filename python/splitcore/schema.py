@@ -180,6 +180,8 @@ class Summary(TypedDict):
     model: str
     trace: str
     transfer_mode: str
+    rate_rps: float | None
+    """Mean arrivals a second; None where all come at once."""
     seed: int
     evictions: int
     """Requests that lost their KV blocks and were computed again."""

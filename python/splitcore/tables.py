@@ -41,7 +41,9 @@ def run(summary: Summary) -> RenderableType:
     Returns:
         What `console` prints.
     """
+    rate = summary["rate_rps"]
     told = {"model": summary["model"], "trace": summary["trace"], "seed": summary["seed"]}
+    told |= {} if rate is None else {"rate": f"{rate:.3g}/s"}
     told |= {"policy": summary["policy"], "costs": summary["cost_model"], "transfer": summary["transfer_mode"]}
     latencies = _table("latency", *_COLUMNS)
     for latency in _LATENCIES:

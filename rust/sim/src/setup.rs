@@ -204,7 +204,7 @@ fn checked_delay_ns(delay_s: f64) -> Result<u64, SimError> {
     if (0.0..=3600.0).contains(&delay_s) {
         Ok((delay_s * 1e9).round() as u64)
     } else {
-        Err(SimError::config("message_delay", "seconds from 0 to 3600", delay_s))
+        Err(SimError::config("message_delay_s", "seconds from 0 to 3600", delay_s))
     }
 }
 

@@ -130,7 +130,7 @@ fn a_rate_must_be_above_zero() {
 fn a_duration_must_be_above_zero() {
     for (duration, got) in [(0.0, "0"), (-1.0, "-1"), (f64::NAN, "NaN"), (f64::INFINITY, "inf")] {
         let spec = WorkloadSpec { duration_s: Some(duration), ..built_in() };
-        assert_config_error(&spec, &format!("duration: expected seconds above 0, got {got}"));
+        assert_config_error(&spec, &format!("duration_s: expected seconds above 0, got {got}"));
     }
 }
 
@@ -159,9 +159,9 @@ fn too_many_requests_are_refused_before_they_are_made() {
 #[test]
 fn a_duration_without_arrivals_is_refused() {
     let spec = WorkloadSpec { duration_s: Some(1e-6), ..built_in() };
-    assert_config_error(&spec, "duration: expected seconds that hold at least one arrival, got 0.000001");
+    assert_config_error(&spec, "duration_s: expected seconds that hold at least one arrival, got 0.000001");
     let spec = WorkloadSpec { source: file("late", &TRACE), duration_s: Some(2.0), ..Default::default() };
-    assert_config_error(&spec, "duration: expected seconds that hold at least one arrival, got 2");
+    assert_config_error(&spec, "duration_s: expected seconds that hold at least one arrival, got 2");
 }
 
 #[test]

@@ -122,6 +122,9 @@ pub struct Summary {
     pub trace: String,
     /// How KV caches were to move.
     pub transfer_mode: String,
+    /// Mean arrivals a second, (n - 1) / (last - first); null where all come at once.
+    #[serde(serialize_with = "finite")]
+    pub rate_rps: f64,
     /// Seed of the workload.
     pub seed: u64,
     /// Requests evicted for want of KV blocks.
@@ -160,6 +163,7 @@ impl Summary {
             model: facts.model,
             trace: facts.trace,
             transfer_mode: facts.transfer_mode,
+            rate_rps: rate_rps(rows),
             seed: facts.seed,
             evictions: facts.evictions,
             pauses: facts.pauses,
@@ -186,6 +190,12 @@ impl RequestCounts {
         }
         counts
     }
+}
+
+/// Mean arrivals a second of rows in order of arrival.
+fn rate_rps(rows: &[RequestRow]) -> f64 {
+    let (Some(first), Some(last)) = (rows.first(), rows.last()) else { return f64::NAN };
+    (rows.len() - 1) as f64 * 1e9 / last.arrival_ns.saturating_sub(first.arrival_ns) as f64
 }
 
 /// Quantiles in seconds of times in nanoseconds.

@@ -183,7 +183,7 @@ impl WorkloadSpec {
         };
         if requests.is_empty() {
             let got = self.duration_s.unwrap_or(DURATION_DEFAULT_S);
-            return Err(SimError::config("duration", "seconds that hold at least one arrival", got));
+            return Err(SimError::config("duration_s", "seconds that hold at least one arrival", got));
         }
         Ok(Workload { name: self.name(), requests })
     }
@@ -194,7 +194,7 @@ impl WorkloadSpec {
             return Err(SimError::config("rate", "requests per second above 0 (1e-9 to 1e9)", rate));
         }
         if let Some(duration) = self.duration_s.filter(|&s| !(s.is_finite() && s > 0.0)) {
-            return Err(SimError::config("duration", "seconds above 0", duration));
+            return Err(SimError::config("duration_s", "seconds above 0", duration));
         }
         if !CV_RANGE.contains(&self.cv) {
             let expected = format!("a number from {} to {}", CV_RANGE.start(), CV_RANGE.end());
