@@ -22,12 +22,13 @@ demo: $(NATIVE) ## Simulate 40 unsplit machines and a 25 + 26 split side by side
 	$(BIN)/python -m splitcore.demo
 
 test: $(NATIVE) ## Run the Rust tests, then the Python tests.
-	CARGO_PROFILE_DEV_OPT_LEVEL=1 $(CARGO) test --workspace --exclude splitcore-py
+	$(CARGO) test --workspace --exclude splitcore-py
 	$(BIN)/python -m pytest
 
 lint: $(NATIVE) ## Check format, lints, types, stubs and the core's dependency tree.
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --quiet --no-deps --workspace --exclude splitcore-py
 	test "$$($(CARGO) tree -p splitcore-core --edges normal | wc -l)" -eq 1
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
