@@ -672,3 +672,20 @@ def test_a_burst_from_many_threads_spreads_evenly():
     assert len(every) == 256
     assert all(abs(every.count(f"p{index}") - 64) <= 1 for index in range(4))
     made.check()
+
+
+def test_answers_show_what_they_hold():
+    cluster = splitcore.Cluster()
+    for name, role in (("p0", "prompt"), ("p1", "prompt"), ("t0", "token")):
+        cluster.add_machine(name, role=role, kv_blocks=1000)
+    placement = cluster.place(1, 600, 10)
+    assert repr(placement) == "Placement(request_id=1, prompt='p0', token='t0', transfer='layer-wise', attempt=1)"
+    assert repr(placement.legs) == (
+        "(Leg(machine='p0', start=0, upto=600, kv=None), Leg(machine='t0', start=600, upto=None, kv='p0'))"
+    )
+    assert repr(placement.why) == (
+        "Why(prompt_step='own', token_step='own', prompt_load=0, token_load=0, runner_up='p1')"
+    )
+    assert repr(cluster.lose_machine("p0")) == "Recovery(placed=[1], parked=[], failed=[])"
+    again = "Placement(request_id=1, prompt='p1', token='t0', transfer='layer-wise', attempt=2)"
+    assert repr(cluster.poll()) == f"Polled(placements=[{again}], expired=[])"

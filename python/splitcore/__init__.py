@@ -88,6 +88,7 @@ def simulate(
     max_in_flight: int | None = None,
     kv_limit: bool = True,
     requests: int | None = None,
+    check: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Report:
     """Simulate a workload on a set of machines.
@@ -123,6 +124,7 @@ def simulate(
         max_in_flight: Arrivals are rejected while this many requests are being served.
         kv_limit: Whether the memory of the machines bounds their KV cache.
         requests: Arrivals are cut after this many.
+        check: Recount every invariant after every event; slow, for those who change the scheduler.
         progress: Called now and then with the requests that have ended and the total.
 
     Returns:
@@ -160,5 +162,6 @@ def simulate(
         "max_in_flight": max_in_flight,
         "kv_limit": kv_limit,
         "requests": requests,
+        "check": check,
     }
     return _simulate({name: value for name, value in options.items() if value is not None}, progress)

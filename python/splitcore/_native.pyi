@@ -288,7 +288,7 @@ class Cluster:
 
         Args:
             name: Unique among the machines that are present.
-            role: ``"prompt"``, ``"token"``, ``"mixed"`` or ``"unsplit"``.
+            role: ``"prompt"``, ``"token"`` or ``"mixed"``; an unsplit cluster has mixed machines only.
             kv_blocks: KV blocks of the machine.
             block_tokens: Tokens of a block.
             speed_weight: Loads are divided by it when machines are compared.

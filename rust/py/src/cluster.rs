@@ -164,10 +164,7 @@ impl Cluster {
         transfer_fixed_cost_s: f64,
         now_ns: Option<u64>,
     ) -> PyResult<u32> {
-        let role = match role {
-            "unsplit" => Role::Mixed,
-            _ => errors::word(py, "role", role, "prompt, token, mixed or unsplit")?,
-        };
+        let role: Role = errors::word(py, "role", role, "prompt, token or mixed")?;
         let counts =
             [("kv_blocks", kv_blocks), ("block_tokens", block_tokens), ("speed_weight", speed_weight)];
         if let Some((option, _)) = counts.into_iter().find(|&(_, count)| count == 0) {

@@ -102,7 +102,7 @@ impl Placement {
 
     fn __repr__(&self, py: Python<'_>) -> String {
         let Named { prompt, token, .. } = &self.named;
-        let transfer = self.transfer().map_or_else(|| "None".to_owned(), |mode| format!("'{mode}'"));
+        let transfer = shown(self.transfer().map(|mode| format!("'{mode}'")));
         format!(
             "Placement(request_id={}, prompt='{}', token='{}', transfer={transfer}, attempt={})",
             self.request_id(),
@@ -111,6 +111,16 @@ impl Placement {
             self.attempt()
         )
     }
+}
+
+/// A name or a number as Python shows it, None included.
+fn shown<T: std::fmt::Display>(value: Option<T>) -> String {
+    value.map_or_else(|| "None".to_owned(), |value| value.to_string())
+}
+
+/// A name in quotes, or None.
+fn quoted(py: Python<'_>, name: Option<&Py<PyString>>) -> String {
+    shown(name.map(|name| format!("'{}'", name.bind(py))))
 }
 
 /// The part of a request that one machine computes.
@@ -124,6 +134,14 @@ pub(crate) struct Leg {
     upto: Option<u32>,
     /// Where the KV of earlier positions comes from.
     kv: Option<Py<PyString>>,
+}
+
+#[pymethods]
+impl Leg {
+    fn __repr__(&self, py: Python<'_>) -> String {
+        let (machine, kv) = (quoted(py, self.machine.as_ref()), quoted(py, self.kv.as_ref()));
+        format!("Leg(machine={machine}, start={}, upto={}, kv={kv})", self.start, shown(self.upto))
+    }
 }
 
 /// How a placement was found.
@@ -174,6 +192,17 @@ impl Why {
     fn runner_up(&self, py: Python<'_>) -> Option<Py<PyString>> {
         self.runner_up.as_ref().map(|name| name.clone_ref(py))
     }
+
+    fn __repr__(&self, py: Python<'_>) -> String {
+        format!(
+            "Why(prompt_step='{}', token_step='{}', prompt_load={}, token_load={}, runner_up={})",
+            self.prompt_step(),
+            self.token_step(),
+            self.prompt_load(),
+            self.token_load(),
+            quoted(py, self.runner_up.as_ref())
+        )
+    }
 }
 
 /// The placements of one `Cluster.place_many` call.
@@ -198,6 +227,14 @@ pub(crate) struct Recovery {
     pub(crate) failed: Vec<u64>,
 }
 
+#[pymethods]
+impl Recovery {
+    fn __repr__(&self) -> String {
+        let Self { placed, parked, failed } = self;
+        format!("Recovery(placed={placed:?}, parked={parked:?}, failed={failed:?})")
+    }
+}
+
 /// What has happened without a call of its own.
 #[pyclass(frozen, get_all, module = "splitcore._native")]
 pub(crate) struct Polled {
@@ -205,4 +242,13 @@ pub(crate) struct Polled {
     pub(crate) placements: Vec<Py<Placement>>,
     /// Ids whose lease ran out.
     pub(crate) expired: Vec<u64>,
+}
+
+#[pymethods]
+impl Polled {
+    fn __repr__(&self, py: Python<'_>) -> String {
+        let placements: Vec<String> =
+            self.placements.iter().map(|placement| placement.get().__repr__(py)).collect();
+        format!("Polled(placements=[{}], expired={:?})", placements.join(", "), self.expired)
+    }
 }

@@ -120,6 +120,12 @@ impl Report {
         let written = py.detach(|| write_requests_csv(&path, &self.rows, &self.machine_names));
         written.map_err(|error| errors::sim(py, error))
     }
+
+    fn __repr__(&self) -> String {
+        let (requests, machines) = (self.rows.len(), self.machine_names.len());
+        let finished = self.rows.iter().filter(|row| row.finished()).count();
+        format!("<Report of {requests} requests on {machines} machines, {finished} finished>")
+    }
 }
 
 /// Simulate a workload; `splitcore.simulate` documents the options.
