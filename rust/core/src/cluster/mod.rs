@@ -287,7 +287,7 @@ impl Cluster {
             prompt_pending_tokens: entry.booked - u64::from(entry.decode_legs),
             legs: entry.legs,
             booked: entry.booked,
-            kv_tokens: entry.kv_load(),
+            kv_tokens: entry.kv_load,
             kv_capacity_tokens: entry.kv_capacity_tokens,
         })
     }

@@ -7,7 +7,7 @@ use super::requests::{Request, WatchedLeg};
 use super::{Cluster, MachineState};
 use crate::config::{Cut, TransferRule};
 use crate::error::{Applied, EventError, Rejection};
-use crate::event::{Arrival, ClusterAction, Role};
+use crate::event::{Arrival, ClusterAction, Link, Role};
 use crate::id::{Attempt, MachineId, Order};
 use crate::leg::{Command, Compute, Inbound, LegState, Outbound};
 use crate::placement::{Kv, Leg, Mode, Placement, Reserve, Seat, Step, Upto, Why};
@@ -235,21 +235,26 @@ impl Cluster {
     /// Serialized where the bytes take less time than what layer-wise transfer costs at any size (Splitwise,
     /// section IV-C: the slower network card of the pair, the larger fixed cost).
     fn transfer_mode(&self, prompt: u32, token: u32, tokens: u32) -> Mode {
-        let links = (self.machines[prompt as usize].link, self.machines[token as usize].link);
         let serialized = match self.config.transfer {
             _ if self.config.reserve == Reserve::AtSourceDone => true,
             TransferRule::Serialized => true,
             TransferRule::LayerWise => false,
-            TransferRule::Auto => match (self.config.kv_bytes_per_token, links) {
-                (Some(kv_bytes), (Some(from), Some(to))) => {
+            TransferRule::Auto => match self.known_links(prompt, token) {
+                Some((kv_bytes, from, to)) => {
                     let fixed_ns = u128::from(from.fixed_cost_ns.max(to.fixed_cost_ns));
                     let bytes_per_s = u128::from(from.bytes_per_s.min(to.bytes_per_s));
                     u128::from(tokens) * u128::from(kv_bytes) * 1_000_000_000 < fixed_ns * bytes_per_s
                 }
-                _ => tokens < self.config.layer_wise_from_tokens,
+                None => tokens < self.config.layer_wise_from_tokens,
             },
         };
         if serialized { Mode::Serialized } else { Mode::LayerWise }
+    }
+
+    /// KV size and both network cards, if all are known.
+    fn known_links(&self, prompt: u32, token: u32) -> Option<(u64, Link, Link)> {
+        let kv_bytes = self.config.kv_bytes_per_token?;
+        Some((kv_bytes, self.machines[prompt as usize].link?, self.machines[token as usize].link?))
     }
 
     fn why(&self, choice: Choice) -> Why {

@@ -97,7 +97,7 @@ pub(crate) fn load(policy: PolicyKind, side: Side, entry: &MachineEntry) -> u64 
     match (policy, side) {
         (PolicyKind::LeastRequests, _) => u64::from(entry.legs),
         (PolicyKind::Jsq, _) | (_, Side::Prompt) => entry.booked,
-        (_, Side::Token) => entry.kv_load(),
+        (_, Side::Token) => entry.kv_load,
     }
 }
 
@@ -235,7 +235,7 @@ impl View<'_> {
         let over = match side {
             Side::Prompt => entry.booked > 0 && entry.booked + prompt > self.config.prompt_pending_tokens_max,
             Side::Token => {
-                let filled = u128::from(entry.kv_load() + prompt + 1) * 1000;
+                let filled = u128::from(entry.kv_load + prompt + 1) * 1000;
                 filled > u128::from(self.config.kv_fill_max_permille) * u128::from(entry.kv_capacity_tokens)
             }
         };
