@@ -402,3 +402,30 @@ fn regression_a_leg_that_runs_to_the_end_is_sent_nowhere() {
     let seq = splitcore_core::id::AssignmentSeq(9);
     assert!(bench.handle(&MachineEvent::Command { seq, command }).0.is_err());
 }
+
+/// An embedder's cluster of mixed machines.
+fn external(machines: usize) -> Head {
+    let config = ClusterConfig { level: Level::External, ..ClusterConfig::default() };
+    Head::with_capacity(config, &vec![Role::Mixed; machines], 10_000)
+}
+
+#[test]
+fn regression_tokens_told_of_while_a_request_is_parked_belong_to_its_next_prompt() {
+    let mut head = external(1);
+    head.place(1, 100, 50);
+    head.act(&ClusterEvent::Lose { machine: id(0) });
+    head.act(&ClusterEvent::Fact(Notice::Progress { key: key_at(1, 2), tokens: 7 }));
+    head.join(id(1), Role::Mixed, 10_000);
+    assert_eq!(head.cluster.load(1).unwrap().prompt_pending_tokens, 107);
+}
+
+#[test]
+fn regression_more_tokens_than_positions_are_not_counted() {
+    let mut head = external(2);
+    head.place(1, 100, 50);
+    for _ in 0..2 {
+        head.act(&ClusterEvent::Fact(Notice::Progress { key: key(1), tokens: u32::MAX }));
+    }
+    assert_eq!(head.cluster.load(0).unwrap().kv_tokens, u64::from(u32::MAX));
+    head.act(&ClusterEvent::Lose { machine: id(0) });
+}

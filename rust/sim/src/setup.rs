@@ -62,6 +62,7 @@ impl Setup {
         let reference = IdleReference::new(cost_kind, &profile, model)?;
         let mut costs: Vec<(MachineKind, CostModel)> = Vec::new();
         let mut machines = Vec::new();
+        let mut numbers = [0_u32; 3];
         for (role, group) in groups {
             let known = costs.iter().position(|(kind, _)| *kind == group.kind);
             let cost = known.unwrap_or(costs.len());
@@ -74,7 +75,9 @@ impl Setup {
             let (send, receive) = (bytes_per_s as f64, bytes_per_s as f64);
             let nic = Nic { send_bytes_per_s: send, receive_bytes_per_s: receive };
             for _ in 0..group.count {
-                let name = machine_name(role, &machines);
+                let number = &mut numbers[role as usize];
+                let name = machine_name(role, *number);
+                *number += 1;
                 machines.push(MachineSetup { name, role, kind: group.kind, cost, config, link, nic });
             }
         }
@@ -95,13 +98,12 @@ impl Setup {
 }
 
 /// `p0`, `t1`, `m2`: the role's letter and a number within the role.
-fn machine_name(role: Role, before: &[MachineSetup]) -> String {
+fn machine_name(role: Role, number: u32) -> String {
     let letter = match role {
         Role::Prompt => 'p',
         Role::Token => 't',
         Role::Mixed => 'm',
     };
-    let number = before.iter().filter(|machine| machine.role == role).count();
     format!("{letter}{number}")
 }
 

@@ -4,25 +4,17 @@
 //! the repository. Without them these tests say so and pass.
 #![allow(clippy::unwrap_used, reason = "a test's own files")]
 
+mod common;
+
 use std::path::PathBuf;
 
+use common::data;
 use splitcore_sim::workload::{
     Arrivals, Sampling, SizeTable, Source, TraceRequest, Workload, WorkloadSpec, read_trace,
 };
 
 const CONV: &str = "AzureLLMInferenceTrace_conv.csv";
 const CODE: &str = "AzureLLMInferenceTrace_code.csv";
-
-/// The path of a trace, if it is there.
-fn data(name: &str) -> Option<PathBuf> {
-    let beside = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../../shared/data");
-    let path = std::env::var_os("SPLITCORE_DATA").map_or(beside, PathBuf::from).join(name);
-    if !path.is_file() {
-        eprintln!("skipped: {} is absent (set SPLITCORE_DATA)", path.display());
-        return None;
-    }
-    Some(path)
-}
 
 fn trace(name: &str) -> Option<Vec<TraceRequest>> {
     data(name).map(|path| read_trace(&path).unwrap())

@@ -194,7 +194,7 @@ impl Cluster {
         }
         self.pools.enter(join.role, index);
         self.refresh(index);
-        self.measure_largest();
+        self.kv_capacity_tokens_max = self.kv_capacity_tokens_max.max(join.kv_capacity_tokens);
         self.replace_lost(actions);
         self.retry(actions);
         Ok(Applied::Yes)
