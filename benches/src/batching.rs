@@ -77,9 +77,19 @@ impl Batching {
         let request = self.left.len() as u64;
         self.left.push(output_tokens);
         let key = LegKey { request: RequestId(request), attempt: Attempt(1) };
-        let work = Work { prompt_tokens, start: 0, upto: Upto::End, max_new_tokens: output_tokens };
+        let work = Work {
+            prompt_tokens,
+            start: 0,
+            upto: Upto::End,
+            max_new_tokens: output_tokens,
+            terms: splitcore_core::leg::Terms::default(),
+        };
         let command = Command::Compute { key, order: Order(request), work };
-        self.tell(&MachineEvent::Command { seq: AssignmentSeq(request + 1), command });
+        self.tell(&MachineEvent::Command {
+            epoch: splitcore_core::id::Epoch(1),
+            seq: AssignmentSeq(request + 1),
+            command,
+        });
     }
 
     fn tell(&mut self, event: &MachineEvent) {

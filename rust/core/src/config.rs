@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use crate::id::Epoch;
 use crate::placement::Reserve;
 
 /// One second, for defaults.
@@ -137,6 +138,13 @@ pub struct ClusterConfig {
     /// `Managed` only: a request that holds blocks on one machine and has waited this long for another is taken
     /// back and placed as one leg. It is looked for at this interval.
     pub park_limit_ns: u64,
+    /// A machine whose session ended is lost when it is not back within this time.
+    pub rejoin_limit_ns: u64,
+    /// Which Cluster of this service it is: one more than the last, so that machines refuse the last.
+    pub epoch: Epoch,
+    /// After a restart, the time from the first event on in which machines register what they hold. Nothing new is
+    /// placed until it ends. 0: there is nothing to wait for.
+    pub grace_ns: u64,
     /// `External` only: a placement that no call has touched for this long is expired.
     pub lease_ns: Option<u64>,
     /// Seed of every draw.
@@ -162,6 +170,9 @@ impl Default for ClusterConfig {
             attempts_max: 4,
             retry_interval_ns: SECOND_NS,
             park_limit_ns: 30 * SECOND_NS,
+            rejoin_limit_ns: 5 * SECOND_NS,
+            epoch: Epoch(1),
+            grace_ns: 0,
             lease_ns: None,
             seed: 0,
         }
@@ -188,6 +199,14 @@ pub struct MachineConfig {
     pub report_interval_ns: u64,
     /// Blocks that only incoming handoffs may take; `None`: as many as the largest handoff seen so far needs.
     pub handoff_floor_blocks: Option<u32>,
+    /// With more than this share of its blocks in quarantine, in thousandths, it asks for no new work.
+    pub quarantine_limit_permille: u32,
+    /// A transfer that has not ended this long after it could is stopped, and has failed. `None`: no limit.
+    pub transfer_limit_ns: Option<u64>,
+    /// Work that has found no room for this long while nothing else ran is given back to the Cluster.
+    pub park_limit_ns: u64,
+    /// Without a Cluster for this long, it drops everything it holds. `None`: it waits for ever.
+    pub orphan_limit_ns: Option<u64>,
     /// Transfers a source runs at once; further ones wait in order. `None`: no bound.
     pub sends_max: Option<u32>,
     /// Grants a destination has outstanding at once; further ones wait in order. `None`: no bound.
@@ -205,6 +224,10 @@ impl Default for MachineConfig {
             evictions_max: 4,
             report_interval_ns: SECOND_NS,
             handoff_floor_blocks: None,
+            quarantine_limit_permille: 100,
+            transfer_limit_ns: Some(30 * SECOND_NS),
+            park_limit_ns: 30 * SECOND_NS,
+            orphan_limit_ns: Some(120 * SECOND_NS),
             sends_max: None,
             receives_max: None,
         }
@@ -258,6 +281,7 @@ impl ClusterConfig {
         require(self.attempts_max > 0, "attempts_max", "at least 1", self.attempts_max)?;
         require(self.retry_interval_ns > 0, "retry_interval_ns", "at least 1", self.retry_interval_ns)?;
         require(self.park_limit_ns > 0, "park_limit_ns", "at least 1", self.park_limit_ns)?;
+        require(self.rejoin_limit_ns > 0, "rejoin_limit_ns", "at least 1", self.rejoin_limit_ns)?;
         require(self.lease_ns != Some(0), "lease_ns", "at least 1", 0_u64)?;
         require(
             self.lease_ns.is_none() || self.level == Level::External,
@@ -281,6 +305,11 @@ impl MachineConfig {
         let sits = (1..=u32::from(u16::MAX)).contains(&self.sit_out_max);
         require(sits, "sit_out_max", "1 to 65535", self.sit_out_max)?;
         require(self.report_interval_ns > 0, "report_interval_ns", "at least 1", self.report_interval_ns)?;
+        let quarantine = self.quarantine_limit_permille;
+        require(quarantine <= 1000, "quarantine_limit_permille", "0 to 1000", quarantine)?;
+        require(self.transfer_limit_ns != Some(0), "transfer_limit_ns", "at least 1", 0_u64)?;
+        require(self.park_limit_ns > 0, "park_limit_ns", "at least 1", self.park_limit_ns)?;
+        require(self.orphan_limit_ns != Some(0), "orphan_limit_ns", "at least 1", 0_u64)?;
         require(self.sends_max != Some(0), "sends_max", "at least 1", 0_u64)?;
         require(self.receives_max != Some(0), "receives_max", "at least 1", 0_u64)?;
         let floor = self.handoff_floor_blocks.unwrap_or(0);

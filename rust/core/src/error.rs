@@ -15,6 +15,8 @@ pub enum EventError {
     UnknownMachine(u32),
     /// The index is taken by this or a later incarnation, or leaves a gap.
     MachineTaken(MachineId),
+    /// The machine has spoken to a newer Cluster than this one.
+    StaleCluster(MachineId),
     /// A machine without blocks, or with speed zero.
     EmptyMachine(MachineId),
     /// The machine already holds a leg of this attempt.
@@ -52,6 +54,9 @@ impl fmt::Display for EventError {
                 "machine index {} with incarnation {} does not follow what is known there",
                 id.index, id.incarnation
             ),
+            Self::StaleCluster(id) => {
+                write!(f, "machine {} has registered with a newer Cluster than this one", id.index)
+            }
             Self::EmptyMachine(id) => {
                 write!(f, "machine {}: expected a KV capacity and a speed weight above zero", id.index)
             }
@@ -88,6 +93,8 @@ pub enum Rejection {
     Overloaded,
     /// The pinned token machine is not up.
     PinUnavailable,
+    /// The Cluster has restarted and hears from its machines first.
+    Recovering,
 }
 
 impl Rejection {
@@ -99,6 +106,7 @@ impl Rejection {
             Self::NoMachine => "no_machine",
             Self::Overloaded => "overloaded",
             Self::PinUnavailable => "pin_unavailable",
+            Self::Recovering => "recovering",
         }
     }
 }

@@ -1,8 +1,8 @@
 //! What goes into the two state machines and what comes out.
 
 use crate::error::Rejection;
-use crate::id::{AssignmentSeq, LegKey, MachineId, Order, RequestId};
-use crate::leg::{Command, Notice, Peer};
+use crate::id::{AssignmentSeq, Epoch, LegKey, MachineId, Order, RequestId};
+use crate::leg::{Command, LegState, Notice, Peer, Report, Work};
 use crate::placement::{Mode, Placement};
 
 /// A machine's home pool.
@@ -87,8 +87,56 @@ pub struct Join {
     pub link: Option<Link>,
 }
 
-/// What happens to a [`crate::cluster::Cluster`].
+/// What a machine still has of a request when it registers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
+pub enum Held {
+    /// A leg in this state, which goes on unless the Cluster says otherwise.
+    Leg {
+        /// Where it stands.
+        state: LegState,
+        /// How its KV comes or goes, if the other machine is known.
+        mode: Option<Mode>,
+    },
+    /// A leg that was aborted and waits for a writer or reader to let go.
+    Closing,
+    /// The engine has ended it; the word may have been lost.
+    Finished,
+    /// The request alone, kept until it runs elsewhere.
+    Kept,
+}
+
+/// One request in a [`Registration`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct Claim {
+    /// Which attempt of which request.
+    pub key: LegKey,
+    /// Its place in line.
+    pub order: Order,
+    /// What it computes here, and all that a new Cluster needs to know of the request.
+    pub work: Work,
+    /// What is here.
+    pub held: Held,
+}
+
+/// How a session between a machine and a Cluster begins: with everything the machine holds. It says the same as often
+/// as it is asked, so a registration may come twice.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct Registration {
+    /// Who it is and what it can do.
+    pub join: Join,
+    /// The newest Cluster it has spoken to: an older one must not take it.
+    pub epoch: Epoch,
+    /// What it holds in numbers, and the last assignment it has had from that Cluster.
+    pub report: Report,
+    /// What it holds, by key.
+    pub claims: Vec<Claim>,
+}
+
+/// What happens to a [`crate::cluster::Cluster`].
+#[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "serde", serde(tag = "type", rename_all = "snake_case"))]
 pub enum ClusterEvent {
@@ -101,6 +149,13 @@ pub enum ClusterEvent {
     },
     /// A machine joins its home pool. A higher incarnation replaces the lower, which is lost at once.
     Join(Join),
+    /// A machine begins a session: the first, one after a lost session, or one after a restart of the Cluster.
+    Register(Registration),
+    /// The session with a machine ended. It gets no work; not back within `rejoin_limit_ns`, it is lost.
+    Disconnect {
+        /// Which.
+        machine: MachineId,
+    },
     /// A machine takes no new work.
     Drain {
         /// Which.
@@ -194,6 +249,14 @@ pub enum ClusterAction {
         /// What.
         command: Command,
     },
+    /// `Managed`: the machine's registration is taken in, and its session begins. The commands that follow say which
+    /// legs go on.
+    Registered {
+        /// Whom.
+        to: MachineId,
+        /// By whom.
+        epoch: Epoch,
+    },
     /// A request is over.
     Ended {
         /// Which.
@@ -222,10 +285,20 @@ pub enum ClusterAction {
 pub enum MachineEvent {
     /// The Cluster says something.
     Command {
+        /// Which Cluster.
+        #[cfg_attr(feature = "serde", serde(default))]
+        epoch: Epoch,
         /// The assignment's number, named by later reports.
         seq: AssignmentSeq,
         /// What.
         command: Command,
+    },
+    /// The session with the Cluster ended: notices go nowhere until [`MachineEvent::Registered`].
+    ClusterLost,
+    /// A Cluster has taken our registration in.
+    Registered {
+        /// Which.
+        epoch: Epoch,
     },
     /// Another machine says something.
     Peer {
@@ -233,6 +306,11 @@ pub enum MachineEvent {
         from: MachineId,
         /// What.
         message: Peer,
+    },
+    /// The session with another machine broke and a new one is open: what was on its way is lost.
+    PeerReset {
+        /// Which.
+        machine: MachineId,
     },
     /// The engine finished the running pass.
     IterationDone {
@@ -298,6 +376,13 @@ pub enum MachineAction {
     },
     /// Transport: move a leg's KV now.
     Put(Put),
+    /// Give the output tokens of a request after these to the Cluster once more.
+    Resend {
+        /// Of which leg.
+        key: LegKey,
+        /// Tokens the client has.
+        delivered: u32,
+    },
     /// Transport: stop moving, and say `Fenced` when nothing is written any more.
     StopPut {
         /// Which leg.

@@ -43,6 +43,11 @@ pub struct Order(pub u64);
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(transparent))]
 pub struct AssignmentSeq(pub u64);
 
+/// Which Cluster speaks: grows with every restart of it. A machine refuses commands of an older one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(transparent))]
+pub struct Epoch(pub u32);
+
 /// A map from ids with a fixed hasher, for look-ups only: it is never iterated, so its order can leak nowhere.
 #[allow(clippy::disallowed_types)]
 pub(crate) type IdMap<K, V> = std::collections::HashMap<K, V, BuildHasherDefault<IdHasher>>;

@@ -12,7 +12,7 @@
 //! outbound  none -> sending -> released                    sending -> draining
 //! ```
 
-use crate::id::{LegKey, MachineId, Order};
+use crate::id::{AssignmentSeq, LegKey, MachineId, Order};
 use crate::placement::{Mode, Upto};
 
 /// What a leg computes now.
@@ -106,6 +106,28 @@ impl LegState {
     }
 }
 
+/// What a request brought along. With the numbers of its [`Work`] a machine can tell a new Cluster all of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
+pub struct Terms {
+    /// Output tokens that earlier attempts gave to the client; they stand at the end of this attempt's prompt.
+    pub resumed_tokens: u32,
+    /// Class of the service objective.
+    pub class: u32,
+    /// Higher goes first among the parked.
+    pub priority: i32,
+    /// Whether it may go on elsewhere after a fault.
+    pub resumable: bool,
+    /// Index of the machine that must decode it.
+    pub pin_token: Option<u32>,
+}
+
+impl Default for Terms {
+    fn default() -> Self {
+        Self { resumed_tokens: 0, class: 0, priority: 0, resumable: true, pin_token: None }
+    }
+}
+
 /// What a leg has to compute.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
@@ -118,6 +140,9 @@ pub struct Work {
     pub upto: Upto,
     /// Cap on output tokens, for the engine. It decides nothing here.
     pub max_new_tokens: u32,
+    /// What else a machine must know to give the request back to a new Cluster.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub terms: Terms,
 }
 
 impl Work {
@@ -197,6 +222,29 @@ pub enum Command {
         /// Which leg.
         key: LegKey,
     },
+    /// Keep a request (not its KV) until [`Command::Release`]: no machine runs it now, and it is to outlive the
+    /// Cluster.
+    Keep {
+        /// Of which attempt.
+        key: LegKey,
+        /// Its place in line.
+        order: Order,
+        /// The request.
+        work: Work,
+    },
+    /// The request has ended or is kept elsewhere: forget it.
+    Release {
+        /// Of which attempt.
+        key: LegKey,
+    },
+    /// After a registration: the leg goes on. Say again where it stands; answered by [`Notice::Gone`] if it is here
+    /// no more.
+    Confirm {
+        /// Which leg.
+        key: LegKey,
+        /// Output tokens of the request that the client has; those after them are given again.
+        delivered: u32,
+    },
 }
 
 /// What a machine holds, told with every release and every report interval. Absolute, never a difference.
@@ -204,7 +252,7 @@ pub enum Command {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Report {
     /// The last assignment this includes.
-    pub seq: crate::id::AssignmentSeq,
+    pub seq: AssignmentSeq,
     /// KV tokens held or promised to the legs assigned so far.
     pub kv_tokens: u64,
     /// Blocks nobody holds.
@@ -214,6 +262,12 @@ pub struct Report {
     /// Whether a pass is running: a long one is no silence.
     #[cfg_attr(feature = "serde", serde(default))]
     pub running: bool,
+    /// Blocks of aborted legs that a silent writer may still write.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub quarantined_blocks: u32,
+    /// Whether those are more than `quarantine_limit` allows: it wants no new work.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub over_quarantine: bool,
 }
 
 /// What a machine (or an embedder) tells the Cluster.
@@ -275,11 +329,24 @@ pub enum Notice {
     Released {
         /// Which leg.
         key: LegKey,
+        /// Who has its KV now, if it handed over.
+        #[cfg_attr(feature = "serde", serde(default))]
+        to: Option<MachineId>,
         /// What the machine holds now.
         report: Report,
     },
-    /// The transport gave up on a leg's transfer.
+    /// The transport gave up on a leg's transfer, or it stood still too long. The leg keeps its KV.
     TransferFailed {
+        /// Which leg.
+        key: LegKey,
+    },
+    /// The leg has not been able to go on here for too long: the Cluster is to take it back.
+    Relief {
+        /// Which leg.
+        key: LegKey,
+    },
+    /// A leg that was to be confirmed is not here.
+    Gone {
         /// Which leg.
         key: LegKey,
     },

@@ -11,6 +11,9 @@ impl Time {
     /// The origin.
     pub const ZERO: Self = Self(0);
 
+    /// The last representable point: never.
+    pub const MAX: Self = Self(u64::MAX);
+
     /// The point `ns` nanoseconds after the origin.
     pub const fn from_ns(ns: u64) -> Self {
         Self(ns)

@@ -235,7 +235,7 @@ fn any_notice(cluster: &Cluster, seq: u64, state: &mut u64) -> Notice {
         5 => Notice::Progress { key, tokens },
         6 => Notice::Evicted { key, tokens: tokens + 20 },
         7 => Notice::Finished { key, tokens },
-        8 => Notice::Released { key, report },
+        8 => Notice::Released { key, to: None, report },
         9 if draw(state, 3) == 0 => Notice::TransferFailed { key },
         9 => Notice::Sent { key },
         _ => Notice::Report(report),

@@ -679,11 +679,21 @@ fn any_event(machine: &Machine, seq: u64, state: &mut u64) -> MachineEvent {
     let (key, order) = (key_at(request, 1 + draw(state, 2) as u32), Order(request));
     let peer = MachineId { index: 1 + draw(state, 2) as u32, incarnation: 1 + (draw(state, 40) / 39) as u32 };
     let prompt_tokens = 1 + draw(state, 9) as u32;
-    let work = Work { prompt_tokens, start: 0, upto: Upto::End, max_new_tokens: 9 };
+    let work = Work {
+        prompt_tokens,
+        start: 0,
+        upto: Upto::End,
+        max_new_tokens: 9,
+        terms: splitcore_core::leg::Terms::default(),
+    };
     let first = Work { upto: Upto::Position(prompt_tokens), ..work };
     let second = Work { start: prompt_tokens - draw(state, 2) as u32, ..work };
     let mode = if draw(state, 2) == 0 { Mode::LayerWise } else { Mode::Serialized };
-    let command = |command| MachineEvent::Command { seq: AssignmentSeq(seq), command };
+    let command = |command| MachineEvent::Command {
+        epoch: splitcore_core::id::Epoch(1),
+        seq: AssignmentSeq(seq),
+        command,
+    };
     let message = |message| MachineEvent::Peer { from: peer, message };
     match draw(state, 22) {
         0 => command(Command::Compute { key, order, work }),
@@ -774,10 +784,12 @@ fn contradictions_are_errors_and_late_words_are_counted() {
     bench.compute(1, whole(4));
     let seq = AssignmentSeq(9);
     let again = Command::Compute { key: key(1), order: Order(1), work: whole(4) };
-    let (applied, _) = bench.handle(&MachineEvent::Command { seq, command: again });
+    let (applied, _) =
+        bench.handle(&MachineEvent::Command { epoch: splitcore_core::id::Epoch(1), seq, command: again });
     assert_eq!(applied, Err(EventError::DuplicateLeg(key(1))));
     let large = Command::Compute { key: key(2), order: Order(2), work: whole(10) };
-    let (applied, _) = bench.handle(&MachineEvent::Command { seq, command: large });
+    let (applied, _) =
+        bench.handle(&MachineEvent::Command { epoch: splitcore_core::id::Epoch(1), seq, command: large });
     assert_eq!(applied, Err(EventError::TooLarge { key: key(2), tokens: 11, capacity_tokens: 10 }));
     let (applied, _) = bench.handle(&MachineEvent::IterationDone { pass: 2, ended: vec![] });
     assert_eq!(applied, Err(EventError::NotRunning { pass: 2 }));

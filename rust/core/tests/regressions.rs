@@ -400,7 +400,9 @@ fn regression_a_leg_that_runs_to_the_end_is_sent_nowhere() {
     bench.compute(7, whole(4));
     let command = Command::Send { key: key(7), to: id(1), mode: Mode::LayerWise };
     let seq = splitcore_core::id::AssignmentSeq(9);
-    assert!(bench.handle(&MachineEvent::Command { seq, command }).0.is_err());
+    assert!(
+        bench.handle(&MachineEvent::Command { epoch: splitcore_core::id::Epoch(1), seq, command }).0.is_err()
+    );
 }
 
 /// An embedder's cluster of mixed machines.

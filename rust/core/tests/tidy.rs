@@ -16,7 +16,7 @@ const FORBIDDEN: [&str; 9] =
 const IMPORTS: [(&str, &[&str]); 10] = [
     ("time", &[]),
     ("id", &[]),
-    ("config", &["placement"]),
+    ("config", &["id", "placement"]),
     ("error", &["id"]),
     ("placement", &["id"]),
     ("kv", &[]),

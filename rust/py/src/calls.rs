@@ -318,7 +318,9 @@ impl State {
             Fact::Cancel if live == Some(attempt) => ClusterEvent::Cancel { request: id },
             // The core cancels whatever attempt is live; of another one, only the count of late calls is due.
             Fact::Cancel => ClusterEvent::Fact(Notice::Progress { key, tokens: 0 }),
-            Fact::SourceReleased => ClusterEvent::Fact(Notice::Released { key, report: Report::default() }),
+            Fact::SourceReleased => {
+                ClusterEvent::Fact(Notice::Released { key, to: None, report: Report::default() })
+            }
         };
         let applied = self.handle(now, &event)?;
         if !self.actions.is_empty() {

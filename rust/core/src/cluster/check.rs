@@ -4,6 +4,7 @@ use std::fmt;
 
 use super::machines::Booking;
 use super::pools::{Pools, Side};
+use super::requests::Loss;
 use super::{Cluster, MachineState};
 use crate::event::Role;
 
@@ -66,7 +67,7 @@ impl Cluster {
         let mut counts = vec![Count::default(); self.machines.len()];
         for (slot, request) in self.requests.iter() {
             let id = request.arrival.request.0;
-            ensure(!request.lost, || format!("request {id} was lost and not placed again"))?;
+            ensure(request.lost == Loss::None, || format!("request {id} was lost and not placed again"))?;
             let legs = request.legs.iter().flatten().count();
             ensure(request.parked == (legs == 0), || {
                 format!("request {id}: parked {}, {legs} legs", request.parked)
@@ -100,6 +101,11 @@ impl Cluster {
             };
             ensure(kept == *counted, || format!("machine {index}: kept {kept:?}, counted {counted:?}"))?;
             let (kept, counted) = (entry.kv_load, entry.kv_recount(counted.kv_own, counted.unsent_kv));
+            ensure(entry.pooled == entry.takes_work(), || format!("machine {index}: in its pool or not?"))?;
+            let due = entry.away_since.map(|since| (since.after(self.config.rejoin_limit_ns), index as u32));
+            ensure(due.is_none_or(|due| self.away.contains(&due)), || {
+                format!("machine {index} is away for ever")
+            })?;
             ensure(kept == counted, || format!("machine {index}: KV tokens kept {kept}, counted {counted}"))?;
         }
         Ok(())
@@ -110,7 +116,7 @@ impl Cluster {
             let members = self.pools.members(pool);
             let belongs = |index: usize| {
                 let entry = &self.machines[index];
-                entry.state == MachineState::Up && entry.pool == pool
+                entry.takes_work() && entry.pooled && entry.pool == pool
             };
             let expected = (0..self.machines.len()).filter(|&index| belongs(index)).count();
             ensure(members.len() == expected && members.iter().all(|&at| belongs(at as usize)), || {

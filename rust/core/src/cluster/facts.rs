@@ -40,14 +40,15 @@ impl Cluster {
             Notice::Report(report) => {
                 self.take_report(from, report);
                 if let Some(machine) = from {
+                    self.go_home(machine, actions);
                     self.tell_drained(machine, actions);
                 }
                 self.retry(actions);
                 Applied::Yes
             }
-            Notice::Released { key, report } => {
+            Notice::Released { key, to, report } => {
                 self.take_report(from, report);
-                let applied = self.released(from, key, report.seq, actions);
+                let applied = self.released(from, key, to, report.seq, actions);
                 self.retry(actions);
                 applied
             }
@@ -56,25 +57,40 @@ impl Cluster {
                 self.take_report(from, report);
                 self.refused(from, key, actions)
             }
-            Notice::Reserved { key } => self.watch(from, key, |leg| leg.state.inbound = Inbound::Reserved),
-            Notice::Sent { key } => self.watch(from, key, |leg| leg.state.outbound = Outbound::Sending),
-            Notice::Landed { key } => self.watch(from, key, |leg| leg.state.inbound = Inbound::Ready),
+            Notice::Reserved { key } => {
+                self.watch(from, key, actions, |leg| leg.state.inbound = Inbound::Reserved)
+            }
+            Notice::Sent { key } => {
+                self.watch(from, key, actions, |leg| leg.state.outbound = Outbound::Sending)
+            }
+            Notice::Landed { key } => {
+                self.watch(from, key, actions, |leg| leg.state.inbound = Inbound::Ready)
+            }
             Notice::PrefillDone { key, .. } => self.prefill_done(from, key, actions),
             Notice::Evicted { key, tokens } => self.evicted(from, key, tokens),
             Notice::Progress { key, tokens } => self.progress(key, tokens, actions),
             Notice::TransferFailed { key } => self.transfer_failed(from, key, actions),
+            Notice::Relief { key } => self.relieve(from, key, actions),
+            Notice::Gone { key } => match self.find_leg(from, key, |_| true) {
+                Some((slot, at)) => self.gone(slot, at, actions),
+                None => self.late(),
+            },
         }
     }
 
     fn take_report(&mut self, from: Option<u32>, report: Report) {
-        if let Some(machine) = from {
-            self.entry(machine).take_report(report);
+        let Some(machine) = from else { return };
+        let entry = self.entry(machine);
+        entry.take_report(report);
+        if entry.pooled == entry.takes_work() {
             self.refresh(machine);
+        } else {
+            self.enroll(machine);
         }
     }
 
     /// The leg of a live attempt that runs on a machine; from an embedder, the first that `wanted` accepts.
-    fn find_leg(
+    pub(super) fn find_leg(
         &self,
         from: Option<u32>,
         key: LegKey,
@@ -90,13 +106,20 @@ impl Cluster {
         Some((slot, at))
     }
 
-    fn watch(&mut self, from: Option<u32>, key: LegKey, change: impl FnOnce(&mut WatchedLeg)) -> Applied {
+    fn watch(
+        &mut self,
+        from: Option<u32>,
+        key: LegKey,
+        actions: &mut Vec<ClusterAction>,
+        change: impl FnOnce(&mut WatchedLeg),
+    ) -> Applied {
         let Some((slot, at)) = self.find_leg(from, key, |leg| leg.mode.is_some()) else {
             return self.late();
         };
         if let Some(leg) = &mut self.requests.get_mut(slot).legs[at] {
             change(leg);
         }
+        self.acknowledged(slot, actions);
         self.touch_lease(slot);
         Applied::Yes
     }
@@ -110,7 +133,8 @@ impl Cluster {
         // What a leg holds for its successor is no prefill work any more: it keeps no machine from going home.
         let turns = std::mem::take(&mut leg.booking.prefills);
         leg.state.compute = if leg.booking.decodes { Compute::Decoding } else { Compute::Held };
-        let hands_over = !leg.booking.decodes;
+        // Said again after a lost session, it changes nothing.
+        let hands_over = !leg.booking.decodes && turns;
         let entry = self.entry(machine.index);
         entry.booked -= u64::from(tokens);
         entry.prefill_legs -= u32::from(turns);
@@ -124,6 +148,7 @@ impl Cluster {
         }
         let now = self.now;
         self.requests.get_mut(slot).moved_at = now;
+        self.acknowledged(slot, actions);
         self.touch_lease(slot);
         Applied::Yes
     }
@@ -175,7 +200,8 @@ impl Cluster {
         }
     }
 
-    /// A transfer that has not landed costs the request its placement.
+    /// A transfer that has not landed needs another destination, as long as its source has the KV; an embedder's
+    /// source is not ours to ask, so there it costs the request its placement.
     fn transfer_failed(
         &mut self,
         from: Option<u32>,
@@ -184,11 +210,14 @@ impl Cluster {
     ) -> Applied {
         let found = self.find_leg(from, key, |leg| !leg.booking.decodes);
         let Some((slot, 0)) = found else { return self.late() };
-        let landed = self.requests.get(slot).legs[1].is_some_and(|next| next.state.inbound == Inbound::Ready);
-        if landed {
+        let Some(second) = self.requests.get(slot).legs[1].filter(|next| !next.is_ready()) else {
             return self.late();
+        };
+        if !self.is_managed() {
+            self.fault(slot, actions);
+        } else if second.machine.is_some() {
+            self.send_elsewhere(slot, actions);
         }
-        self.fault(slot, actions);
         Applied::Yes
     }
 
@@ -198,6 +227,7 @@ impl Cluster {
         &mut self,
         from: Option<u32>,
         key: LegKey,
+        to: Option<MachineId>,
         seq: AssignmentSeq,
         actions: &mut Vec<ClusterAction>,
     ) -> Applied {
@@ -210,8 +240,8 @@ impl Cluster {
             return Applied::Yes;
         }
         match self.find_leg(from, key, |leg| !leg.booking.decodes) {
-            Some((slot, at)) if at == 0 && self.requests.get(slot).legs[1].is_some() => {
-                self.leave(slot, 0, actions);
+            Some((slot, 0)) => {
+                self.handed_over(slot, to, actions);
                 self.touch_lease(slot);
                 Applied::Yes
             }
@@ -244,6 +274,9 @@ impl Cluster {
         }
         self.counters.finished += 1;
         self.end(slot, Outcome::Finished, actions);
+        if let Some(machine) = from {
+            self.command(self.id_of(machine), None, Command::Release { key }, actions);
+        }
         Applied::Yes
     }
 
@@ -283,7 +316,11 @@ impl Cluster {
 
     /// The request is over, with no leg left on the books.
     pub(super) fn end(&mut self, slot: u32, outcome: Outcome, actions: &mut Vec<ClusterAction>) {
+        self.acknowledged(slot, actions);
         let Some(request) = self.requests.remove(slot) else { return };
+        if self.is_recovering() {
+            self.ended_in_grace.insert(request.arrival.request);
+        }
         if let Some(due) = request.lease_due {
             self.leases.remove(&(due, slot));
         }
@@ -298,7 +335,7 @@ impl Cluster {
     pub(super) fn go_home(&mut self, machine: u32, actions: &mut Vec<ClusterAction>) {
         let (now, hold) = (self.now, self.config.mixed_hold_ns);
         let entry = &mut self.machines[machine as usize];
-        if entry.pool == entry.home || entry.state != MachineState::Up {
+        if entry.pool == entry.home || !entry.pooled {
             return;
         }
         let done = match self.config.mixed_return {

@@ -13,6 +13,10 @@ use crate::time::Time;
 pub enum MachineState {
     /// It does.
     Up,
+    /// Its session has ended; it may come back.
+    Away,
+    /// Too many of its blocks wait for silent writers. It takes work again when they are free.
+    Quarantined,
     /// It finishes what it has.
     Draining,
     /// It is gone; its index waits for a next incarnation.
@@ -61,9 +65,12 @@ pub(crate) struct MachineEntry {
     pub(crate) legs: u32,
     pub(crate) home: Role,
     pub(crate) pool: Role,
+    /// Up, draining or lost; what else keeps work away is beside it.
     pub(crate) state: MachineState,
     /// Whether there is a `report`.
     reports: bool,
+    /// Whether it is in its pool, and can be chosen.
+    pub(crate) pooled: bool,
     pub(crate) speed_weight: u32,
     /// Legs given up whose blocks are not yet known to be free.
     pub(crate) closing: u32,
@@ -78,6 +85,8 @@ pub(crate) struct MachineEntry {
     pub(crate) went_on_at: Time,
     /// It has been told that it holds nothing any more.
     pub(crate) drained: bool,
+    /// Since when it has no session.
+    pub(crate) away_since: Option<Time>,
 }
 
 impl MachineEntry {
@@ -97,6 +106,8 @@ impl MachineEntry {
             legs: 0,
             closing: 0,
             drained: false,
+            pooled: false,
+            away_since: None,
             unsent_kv: 0,
             later: VecDeque::new(),
             later_kv: 0,
@@ -108,12 +119,39 @@ impl MachineEntry {
         }
     }
 
+    /// A place that no machine has taken yet.
+    pub(crate) fn vacant(index: u32) -> Self {
+        let machine = MachineId { index, incarnation: 0 };
+        let join = Join { machine, role: Role::Mixed, kv_capacity_tokens: 0, speed_weight: 1, link: None };
+        Self { state: MachineState::Lost, ..Self::new(&join) }
+    }
+
+    /// Whether it can be given work.
+    pub(crate) fn takes_work(&self) -> bool {
+        self.shown_state() == MachineState::Up
+    }
+
+    /// What keeps work away, if anything does.
+    pub(crate) fn shown_state(&self) -> MachineState {
+        match self.state {
+            MachineState::Lost => MachineState::Lost,
+            _ if self.away_since.is_some() => MachineState::Away,
+            MachineState::Up if self.report.over_quarantine => MachineState::Quarantined,
+            state => state,
+        }
+    }
+
     pub(crate) fn book(&mut self, booking: &Booking) {
+        self.book_known(booking);
+        self.grow_unsent_kv(booking.kv_tokens);
+    }
+
+    /// Books a leg that the machine's report includes.
+    pub(crate) fn book_known(&mut self, booking: &Booking) {
         self.legs += 1;
         self.booked += u64::from(booking.prefill_tokens) + u64::from(booking.decodes);
         self.prefill_legs += u32::from(booking.prefills);
         self.decode_legs += u32::from(booking.decodes);
-        self.grow_unsent_kv(booking.kv_tokens);
     }
 
     /// Takes a leg off the books. Its KV tokens stay until `free_kv`.
@@ -151,6 +189,15 @@ impl MachineEntry {
             self.later.push_back((self.seq, booking.kv_tokens));
         }
         self.seq
+    }
+
+    /// An assignment did not arrive: its booking waits to be told again.
+    pub(crate) fn take_back(&mut self, seq: AssignmentSeq, booking: &mut Booking) {
+        let Ok(at) = self.later.binary_search_by_key(&seq, |&(seq, _)| seq) else { return };
+        self.later.remove(at);
+        self.later_kv -= u64::from(booking.kv_tokens);
+        self.unsent_kv += u64::from(booking.kv_tokens);
+        booking.sent = false;
     }
 
     /// Takes a report in, unless it is older than the last one.

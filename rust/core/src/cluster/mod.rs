@@ -15,7 +15,9 @@ mod policies;
 mod pools;
 mod recovery;
 mod requests;
+mod restart;
 mod retry;
+mod sessions;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -26,7 +28,7 @@ pub use pools::Side;
 use crate::config::{ClusterConfig, ConfigError, Level};
 use crate::error::{Applied, EventError};
 use crate::event::{ClusterAction, ClusterEvent, Join, Role};
-use crate::id::{AssignmentSeq, Attempt, LegKey, MachineId, Order, RequestId};
+use crate::id::{AssignmentSeq, Attempt, Epoch, LegKey, MachineId, Order, RequestId};
 use crate::leg::Command;
 use crate::time::Time;
 use machines::{Booking, Closing, MachineEntry};
@@ -53,8 +55,12 @@ pub struct ClusterCounters {
     pub faults: u64,
     /// Reservations a destination refused.
     pub refused: u64,
-    /// Requests taken back from a handoff that did not go on within `park_limit_ns`.
+    /// Requests taken back from a handoff, or from a machine, where they did not go on within `park_limit_ns`.
     pub relieved: u64,
+    /// Second legs that got another machine because the first came to nothing; their KV was still at the source.
+    pub resent: u64,
+    /// Requests taken over from machines after a restart.
+    pub adopted: u64,
     /// Machines that moved to the mixed pool.
     pub to_mixed: u64,
     /// Machines that went home.
@@ -106,6 +112,12 @@ pub struct Cluster {
     leases: BTreeSet<(Time, u32)>,
     /// Machines that may go home once their hold-down is over.
     held_in_mixed: BTreeSet<(Time, u32)>,
+    /// Machines without a session by the time they are lost.
+    away: BTreeSet<(Time, u32)>,
+    /// After a restart: when the time in which machines register ends.
+    opens_at: Option<Time>,
+    /// What has ended since the restart: a machine that registers late may still claim it.
+    ended_in_grace: BTreeSet<RequestId>,
     retried_at: Time,
     /// When handoffs were last looked over for ones that do not go on.
     swept_at: Time,
@@ -133,6 +145,10 @@ impl Cluster {
             closing: BTreeMap::new(),
             leases: BTreeSet::new(),
             held_in_mixed: BTreeSet::new(),
+            away: BTreeSet::new(),
+            // From the first event on.
+            opens_at: (config.grace_ns > 0).then_some(Time::MAX),
+            ended_in_grace: BTreeSet::new(),
             retried_at: Time::ZERO,
             swept_at: Time::ZERO,
             kv_capacity_tokens_max: 0,
@@ -159,7 +175,9 @@ impl Cluster {
         let result = match *event {
             ClusterEvent::Arrive(arrival) => self.arrive(arrival, actions),
             ClusterEvent::Cancel { request } => Ok(self.cancel(request, actions)),
-            ClusterEvent::Join(join) => self.join(&join, actions),
+            ClusterEvent::Join(ref join) => self.join(join, actions),
+            ClusterEvent::Register(ref registration) => self.register(registration, actions),
+            ClusterEvent::Disconnect { machine } => self.disconnect(machine),
             ClusterEvent::Drain { machine } => self.drain(machine, actions),
             ClusterEvent::Lose { machine } => self.lose(machine, actions),
             ClusterEvent::Notice { from, ref notice } => self.notice(from, notice, actions),
@@ -169,38 +187,69 @@ impl Cluster {
         };
         if result.is_err() {
             self.now = before;
+        } else if self.opens_at == Some(Time::MAX) {
+            self.opens_at = Some(self.now.after(self.config.grace_ns));
         }
         result
     }
 
     fn join(&mut self, join: &Join, actions: &mut Vec<ClusterAction>) -> Result<Applied, EventError> {
         let MachineId { index, incarnation } = join.machine;
-        if join.kv_capacity_tokens == 0 || join.speed_weight == 0 {
-            return Err(EventError::EmptyMachine(join.machine));
-        }
-        let known = self.machines.get(index as usize).map(|entry| entry.id.incarnation);
-        let follows = match known {
-            Some(last) => incarnation > last,
+        let follows = match self.machines.get(index as usize) {
+            Some(entry) => incarnation > entry.id.incarnation,
             None => index as usize == self.machines.len(),
         };
         if !follows {
             return Err(EventError::MachineTaken(join.machine));
         }
-        if known.is_some() {
-            self.forget_machine(index);
-            self.machines[index as usize] = MachineEntry::new(join);
-        } else {
-            self.machines.push(MachineEntry::new(join));
-        }
-        self.pools.enter(join.role, index);
-        self.refresh(index);
-        self.kv_capacity_tokens_max = self.kv_capacity_tokens_max.max(join.kv_capacity_tokens);
+        self.seat_machine(join)?;
         self.replace_lost(actions);
         self.retry(actions);
         Ok(Applied::Yes)
     }
 
-    fn measure_largest(&mut self) {
+    /// Takes a new incarnation in; the old one is lost at once.
+    fn seat_machine(&mut self, join: &Join) -> Result<(), EventError> {
+        if join.kv_capacity_tokens == 0 || join.speed_weight == 0 {
+            return Err(EventError::EmptyMachine(join.machine));
+        }
+        let index = join.machine.index;
+        // Machines register in any order; the places before this one are for those to come.
+        while self.machines.len() <= index as usize {
+            self.machines.push(MachineEntry::vacant(self.machines.len() as u32));
+        }
+        self.forget_machine(index);
+        self.machines[index as usize] = MachineEntry::new(join);
+        self.enroll(index);
+        Ok(())
+    }
+
+    /// Puts a machine into its pool or takes it out, as its state demands.
+    fn enroll(&mut self, index: u32) {
+        let entry = &mut self.machines[index as usize];
+        let (pool, pooled) = (entry.pool, entry.takes_work());
+        if entry.pooled != pooled {
+            entry.pooled = pooled;
+            if pooled {
+                self.pools.enter(pool, index);
+                self.refresh(index);
+            } else {
+                self.pools.leave(pool, index);
+            }
+        }
+        self.measure_largest(index);
+    }
+
+    /// The capacity of the largest machine that is up, after a change of one. O(1) unless that one was the largest.
+    fn measure_largest(&mut self, changed: u32) {
+        let entry = &self.machines[changed as usize];
+        if entry.state == MachineState::Up {
+            self.kv_capacity_tokens_max = self.kv_capacity_tokens_max.max(entry.kv_capacity_tokens);
+            return;
+        }
+        if entry.kv_capacity_tokens < self.kv_capacity_tokens_max {
+            return;
+        }
         let up = self.machines.iter().filter(|entry| entry.state == MachineState::Up);
         self.kv_capacity_tokens_max = up.map(|entry| entry.kv_capacity_tokens).max().unwrap_or(0);
     }
@@ -245,8 +294,12 @@ impl Cluster {
         if !self.is_managed() {
             return AssignmentSeq(0);
         }
-        let seq = self.entry(to.index).assign(booking);
-        actions.push(ClusterAction::Command { to, seq, command });
+        let entry = self.entry(to.index);
+        let seq = entry.assign(booking);
+        // Without a session it would get nowhere; the next registration shows what is missing.
+        if entry.away_since.is_none() {
+            actions.push(ClusterAction::Command { to, seq, command });
+        }
         seq
     }
 
@@ -257,13 +310,15 @@ impl Cluster {
 
     /// When the next Tick is due.
     pub fn next_deadline(&self) -> Option<Time> {
-        let waiting = !self.parked.is_empty() || !self.unreserved.is_empty();
+        let waiting = (!self.parked.is_empty() || !self.unreserved.is_empty()) && !self.is_recovering();
         let retry = waiting.then(|| self.retried_at.after(self.config.retry_interval_ns));
         let lease = self.leases.first().map(|&(due, _)| due);
         let home = self.held_in_mixed.first().map(|&(due, _)| due);
-        let sweep = (self.is_managed() && self.requests.len() > 0)
+        let sweep = (self.is_managed() && self.requests.len() > 0 && !self.is_recovering())
             .then(|| self.swept_at.after(self.config.park_limit_ns));
-        [retry, lease, home, sweep].into_iter().flatten().min()
+        let away = self.away.first().map(|&(due, _)| due);
+        let opens = self.opens_at.filter(|&due| due != Time::MAX);
+        [retry, lease, home, sweep, away, opens].into_iter().flatten().min()
     }
 
     /// The live attempt of a request.
@@ -283,7 +338,7 @@ impl Cluster {
             machine: entry.id,
             home: entry.home,
             pool: entry.pool,
-            state: entry.state,
+            state: entry.shown_state(),
             prompt_pending_tokens: entry.booked - u64::from(entry.decode_legs),
             legs: entry.legs,
             booked: entry.booked,
@@ -310,6 +365,16 @@ impl Cluster {
     /// What it has counted.
     pub fn counters(&self) -> ClusterCounters {
         self.counters
+    }
+
+    /// Which Cluster of its service it is: what its commands carry.
+    pub fn epoch(&self) -> Epoch {
+        self.config.epoch
+    }
+
+    /// Whether it has restarted and still hears from its machines before it places anything.
+    pub fn is_recovering(&self) -> bool {
+        self.opens_at.is_some()
     }
 
     /// Its options.

@@ -8,7 +8,7 @@ use super::{Cluster, MachineState};
 use crate::config::{Cut, TransferRule};
 use crate::error::{Applied, EventError, Rejection};
 use crate::event::{Arrival, ClusterAction, Link, Role};
-use crate::id::{Attempt, MachineId, Order};
+use crate::id::{AssignmentSeq, Attempt, MachineId, Order};
 use crate::leg::{Command, Compute, Inbound, LegState, Outbound};
 use crate::placement::{Kv, Leg, Mode, Placement, Reserve, Seat, Step, Upto, Why};
 
@@ -31,21 +31,8 @@ impl Cluster {
                 return Ok(Applied::Yes);
             }
         };
-        let request = Request {
-            arrival,
-            order: Order(self.arrivals),
-            attempt: Attempt(self.first_attempt(&arrival)),
-            faults: 0,
-            delivered: 0,
-            resumed_from: 0,
-            parked: false,
-            whole: false,
-            moved_at: self.now,
-            lost: false,
-            refused_by: Vec::new(),
-            legs: [None; 2],
-            lease_due: None,
-        };
+        let attempt = Attempt(self.first_attempt(&arrival));
+        let request = Request { attempt, ..Request::new(arrival, Order(self.arrivals)) };
         self.arrivals += 1;
         if self.requests.len() == 0 {
             self.swept_at = self.now;
@@ -74,6 +61,9 @@ impl Cluster {
         if self.requests.len() >= self.config.requests_max as usize {
             return Err(Rejection::RequestsMax);
         }
+        if self.is_recovering() {
+            return Err(Rejection::Recovering);
+        }
         if self.parked_by_class.contains_key(&arrival.class) {
             return Err(Rejection::Overloaded);
         }
@@ -85,7 +75,7 @@ impl Cluster {
         }
         let Some(pin) = arrival.pin_token else { return Ok(()) };
         let entry = &self.machines[pin as usize];
-        if entry.state != MachineState::Up {
+        if !entry.pooled {
             return Err(Rejection::PinUnavailable);
         }
         if total > entry.kv_capacity_tokens { Err(Rejection::TooLarge) } else { Ok(()) }
@@ -115,7 +105,9 @@ impl Cluster {
     pub(super) fn ask(&self, slot: u32) -> Ask {
         let request = self.requests.get(slot);
         let arrival = &request.arrival;
-        let pin_up = |&pin: &u32| self.machines[pin as usize].state == MachineState::Up;
+        // One whose session broke may be back; after a restart it may yet register.
+        let pin_up =
+            |&pin: &u32| self.machines.get(pin as usize).is_some_and(|entry| entry.state == MachineState::Up);
         Ask {
             prompt_tokens: request.prompt_tokens(),
             total_tokens_max: u64::from(arrival.prompt_tokens) + u64::from(arrival.max_new_tokens),
@@ -149,6 +141,9 @@ impl Cluster {
     /// will do: since it was accepted, the pools may have changed.
     pub(super) fn choose(&self, slot: u32) -> Option<Choice> {
         let (ask, view) = (self.ask(slot), self.view());
+        if self.is_recovering() || ask.pin_token.is_some_and(|pin| !self.machines[pin as usize].pooled) {
+            return None;
+        }
         if !self.requests.get(slot).whole {
             let picked = policy(self.config.policy).pick(&view, &ask);
             if picked.is_some() {
@@ -194,6 +189,7 @@ impl Cluster {
             start: 0,
             upto: Upto::End,
             mode: None,
+            seq: AssignmentSeq(0),
             state: LegState::QUEUED,
             booking: Booking {
                 prefill_tokens: prompt_tokens,
@@ -314,16 +310,20 @@ impl Cluster {
         if self.config.reserve == Reserve::AtArrival {
             self.command_reserve(slot, actions);
         }
+        self.command_compute(slot, actions);
+        if self.config.reserve == Reserve::AtArrival {
+            self.command_send(slot, actions);
+        }
+    }
+
+    pub(super) fn command_compute(&mut self, slot: u32, actions: &mut Vec<ClusterAction>) {
         let request = self.requests.get(slot);
         let Some(mut first) = request.legs[0] else { return };
         let Some(machine) = first.machine else { return };
         let (key, order, work) = (request.key(), request.order, request.work(&first));
         let compute = Command::Compute { key, order, work };
-        self.command(machine, Some(&mut first.booking), compute, actions);
+        first.seq = self.command(machine, Some(&mut first.booking), compute, actions);
         self.requests.get_mut(slot).legs[0] = Some(first);
-        if self.config.reserve == Reserve::AtArrival {
-            self.command_send(slot, actions);
-        }
     }
 
     /// Reserve and Start at the second leg's machine.
@@ -336,7 +336,7 @@ impl Cluster {
         let Some(machine) = second.machine else { return };
         let (key, order, work) = (request.key(), request.order, request.work(&second));
         let reserve = Command::Reserve { key, order, work, source };
-        self.command(machine, Some(&mut second.booking), reserve, actions);
+        second.seq = self.command(machine, Some(&mut second.booking), reserve, actions);
         self.command(machine, None, Command::Start { key }, actions);
         self.requests.get_mut(slot).legs[1] = Some(second);
     }

@@ -4,7 +4,7 @@
 //! the last where [`Ties`] says so.
 
 use super::load_index::{Key, LoadIndex};
-use super::machines::{MachineEntry, MachineState};
+use super::machines::MachineEntry;
 use crate::config::{ClusterConfig, PolicyKind, Ties};
 use crate::event::Role;
 use crate::id::Order;
@@ -59,7 +59,7 @@ impl Pools {
 
     /// Brings a machine's keys up to date. O(log n).
     pub(crate) fn refresh(&mut self, policy: PolicyKind, machine: u32, entry: &MachineEntry) {
-        if entry.state != MachineState::Up {
+        if !entry.pooled {
             return;
         }
         for side in [Side::Prompt, Side::Token] {

@@ -1,21 +1,25 @@
 //! Cancels, drains, and faults: what a lost machine held is placed again, ahead of new arrivals.
+//!
+//! What is done depends on where the KV is (docs/failures.md has the whole table):
+//! - at its source still: another destination, same attempt ([`Cluster::send_elsewhere`]);
+//! - at its destination already: nothing, the source was not needed any more;
+//! - nowhere: a new attempt with prompt and delivered tokens as its prompt ([`Cluster::fault`]).
 
 use super::machines::Closing;
-use super::requests::Request;
+use super::requests::{Loss, Request};
 use super::{Cluster, MachineState};
+use crate::config::Level;
 use crate::error::{Applied, EventError};
 use crate::event::{ClusterAction, Outcome};
-use crate::id::{MachineId, Order, RequestId};
-use crate::leg::{Compute, Inbound};
+use crate::id::{LegKey, MachineId, Order, RequestId};
+use crate::leg::{Command, Compute, Inbound};
 use crate::time::Time;
 
 impl Cluster {
     /// The client gives up: over at once for it, load back now, blocks when their machines say so.
     pub(super) fn cancel(&mut self, request: RequestId, actions: &mut Vec<ClusterAction>) -> Applied {
         let Some(slot) = self.requests.find(request) else { return self.late() };
-        for at in 0..2 {
-            self.give_up(slot, at, actions);
-        }
+        self.give_up_legs(slot, actions);
         self.counters.cancelled += 1;
         self.end(slot, Outcome::Cancelled, actions);
         self.retry(actions);
@@ -32,11 +36,8 @@ impl Cluster {
         if self.machines[index as usize].state == MachineState::Draining {
             return Ok(self.late());
         }
-        let entry = self.entry(index);
-        entry.state = MachineState::Draining;
-        let pool = entry.pool;
-        self.pools.leave(pool, index);
-        self.measure_largest();
+        self.entry(index).state = MachineState::Draining;
+        self.enroll(index);
         self.tell_drained(index, actions);
         Ok(Applied::Yes)
     }
@@ -55,12 +56,12 @@ impl Cluster {
 
     /// Takes a machine out, with whatever was closing on it: its blocks are gone with it.
     pub(super) fn forget_machine(&mut self, index: u32) {
-        let entry = self.entry(index);
-        if entry.state == MachineState::Up {
-            let pool = entry.pool;
-            self.pools.leave(pool, index);
+        if self.machines[index as usize].state == MachineState::Lost {
+            return;
         }
+        self.back_in_session(index);
         self.entry(index).state = MachineState::Lost;
+        self.enroll(index);
         let closed: Vec<_> = self.closing.keys().filter(|(_, machine)| *machine == index).copied().collect();
         for key in closed {
             if let Some(Closing { booking, .. }) = self.closing.remove(&key) {
@@ -70,82 +71,128 @@ impl Cluster {
             }
         }
         self.drop_legs_of(index);
-        self.measure_largest();
     }
 
     /// Legs on a lost machine leave the books; `replace_lost` finds their requests by what is missing.
     fn drop_legs_of(&mut self, index: u32) {
-        let on = |leg: &super::requests::WatchedLeg| leg.machine.is_some_and(|id| id.index == index);
-        let slots: Vec<u32> = self
-            .requests
-            .iter()
-            .filter(|(_, request)| request.legs.iter().flatten().any(on))
-            .map(|(slot, _)| slot)
-            .collect();
+        let lost = self.id_of(index);
+        let concerns = |request: &Request| {
+            request.keeper.is_some_and(|(_, keeper)| keeper == lost)
+                || request.legs.iter().flatten().any(|leg| leg.machine == Some(lost))
+        };
+        let slots: Vec<u32> =
+            self.requests.iter().filter(|(_, request)| concerns(request)).map(|(slot, _)| slot).collect();
         for slot in slots {
-            let legs = self.requests.get(slot).legs;
+            let request = self.requests.get_mut(slot);
+            if request.keeper.is_some_and(|(_, keeper)| keeper == lost) {
+                request.keeper = None;
+                request.lost = if request.parked { Loss::Kv } else { Loss::None };
+            }
+            let legs = request.legs;
             for (at, leg) in legs.iter().enumerate() {
-                let Some(leg) = leg.filter(on) else { continue };
+                let Some(leg) = leg.filter(|leg| leg.machine == Some(lost)) else { continue };
                 let entry = &mut self.machines[index as usize];
                 entry.unbook(&leg.booking);
                 entry.free_kv(&leg.booking);
                 let request = self.requests.get_mut(slot);
                 request.legs[at] = None;
-                // The next leg has everything: the loss of the source costs nothing.
-                let handed_over = at == 0 && legs[1].is_some_and(|next| next.state.inbound == Inbound::Ready);
-                request.lost = !handed_over;
+                match (at, legs) {
+                    // The next leg has everything: the loss of the source costs nothing.
+                    (0, [_, Some(next)]) if next.is_ready() => {}
+                    (1, [Some(first), _]) if !leg.is_ready() && self.config.level == Level::Managed => {
+                        request.legs[1] = Some(leg.unseated());
+                        request.lost = Loss::Destination;
+                        debug_assert!(first.machine.is_some(), "a source has a machine");
+                        self.unreserved.insert((request.order, slot));
+                    }
+                    _ => request.lost = Loss::Kv,
+                }
             }
         }
     }
 
     /// Places again, in order of arrival, what a lost machine has left without a leg.
     pub(super) fn replace_lost(&mut self, actions: &mut Vec<ClusterAction>) {
-        let mut lost: Vec<(Order, u32)> = self
-            .requests
-            .iter()
-            .filter(|(_, request)| request.lost)
-            .map(|(slot, request)| (request.order, slot))
-            .collect();
+        let lost = self.requests.iter().filter(|(_, request)| request.lost != Loss::None);
+        let mut lost: Vec<(Order, u32)> = lost.map(|(slot, request)| (request.order, slot)).collect();
         lost.sort_unstable();
         for (_, slot) in lost {
-            self.requests.get_mut(slot).lost = false;
-            self.fault(slot, actions);
+            let request = self.requests.get_mut(slot);
+            match std::mem::take(&mut request.lost) {
+                Loss::Destination => self.send_elsewhere(slot, actions),
+                Loss::Kv if request.parked => self.keep_somewhere(slot, actions),
+                Loss::Kv => self.fault(slot, actions),
+                Loss::None => {}
+            }
+        }
+    }
+
+    /// The KV is at the source, and what was to take it cannot: another destination, or a wait for one.
+    pub(super) fn send_elsewhere(&mut self, slot: u32, actions: &mut Vec<ClusterAction>) {
+        let Some(second) = self.requests.get(slot).legs[1] else { return };
+        if self.count_fault(slot) {
+            self.fail(slot, Outcome::AttemptsMax, actions);
+            return;
+        }
+        self.give_up(slot, 1, actions);
+        self.counters.resent += 1;
+        let now = self.now;
+        let request = self.requests.get_mut(slot);
+        request.legs[1] = Some(second.unseated());
+        request.moved_at = now;
+        request.refused_by.clear();
+        let waits = (request.order, slot);
+        self.unreserved.insert(waits);
+        if self.place_second(slot, actions) {
+            self.unreserved.remove(&waits);
         }
     }
 
     /// A request has lost its placement: a new attempt, with what the client has as part of its prompt.
     pub(super) fn fault(&mut self, slot: u32, actions: &mut Vec<ClusterAction>) {
-        for at in 0..2 {
-            self.give_up(slot, at, actions);
+        let too_many = self.count_fault(slot);
+        let request = self.requests.get(slot);
+        if request.delivered >= request.arrival.max_new_tokens {
+            // The client has everything there can be; only the word that it is over was lost.
+            self.give_up_legs(slot, actions);
+            self.counters.finished += 1;
+            self.end(slot, Outcome::Finished, actions);
+        } else if !request.arrival.resumable {
+            self.fail(slot, Outcome::NotResumable, actions);
+        } else if too_many {
+            self.fail(slot, Outcome::AttemptsMax, actions);
+        } else {
+            self.place_again(slot, actions);
         }
+    }
+
+    /// Counts a fault. Returns whether it was one too many.
+    fn count_fault(&mut self, slot: u32) -> bool {
         self.counters.faults += 1;
         let attempts_max = self.config.attempts_max;
         let request = self.requests.get_mut(slot);
-        self.unreserved.remove(&(request.order, slot));
         request.faults += 1;
-        if request.delivered >= request.arrival.max_new_tokens {
-            // The client has everything there can be; only the word that it is over was lost.
-            self.counters.finished += 1;
-            self.end(slot, Outcome::Finished, actions);
-            return;
+        request.faults >= attempts_max
+    }
+
+    fn fail(&mut self, slot: u32, outcome: Outcome, actions: &mut Vec<ClusterAction>) {
+        self.give_up_legs(slot, actions);
+        self.counters.failed += 1;
+        self.end(slot, outcome, actions);
+    }
+
+    pub(super) fn give_up_legs(&mut self, slot: u32, actions: &mut Vec<ClusterAction>) {
+        for at in 0..2 {
+            self.give_up(slot, at, actions);
         }
-        let failed = if !request.arrival.resumable {
-            Some(Outcome::NotResumable)
-        } else if request.faults >= attempts_max {
-            Some(Outcome::AttemptsMax)
-        } else {
-            None
-        };
-        if let Some(outcome) = failed {
-            self.counters.failed += 1;
-            self.end(slot, outcome, actions);
-            return;
-        }
-        self.place_again(slot, actions);
+        let order = self.requests.get(slot).order;
+        self.unreserved.remove(&(order, slot));
     }
 
     /// The next attempt, with what the client has as part of its prompt.
-    fn place_again(&mut self, slot: u32, actions: &mut Vec<ClusterAction>) {
+    pub(super) fn place_again(&mut self, slot: u32, actions: &mut Vec<ClusterAction>) {
+        self.keep_at_legs(slot, actions);
+        self.give_up_legs(slot, actions);
         let request = self.requests.get_mut(slot);
         request.attempt.0 += 1;
         request.resumed_from = request.delivered;
@@ -155,6 +202,56 @@ impl Cluster {
         }
     }
 
+    /// The source says that its blocks are free: `to` has its KV.
+    pub(super) fn handed_over(&mut self, slot: u32, to: Option<MachineId>, actions: &mut Vec<ClusterAction>) {
+        let second = self.requests.get(slot).legs[1];
+        let known = second.and_then(|leg| leg.machine);
+        // Whoever has it was given up before it could say so; or after a restart it has not registered yet.
+        let elsewhere = known.is_none() || to.is_some_and(|to| known != Some(to));
+        self.leave(slot, 0, actions);
+        let now = self.now;
+        self.requests.get_mut(slot).moved_at = now;
+        if !elsewhere || !self.is_managed() {
+            return;
+        }
+        if second.is_none() {
+            self.park(slot, actions);
+        } else {
+            self.place_again(slot, actions);
+        }
+    }
+
+    /// A machine has no leg that it should have: what that means depends on how far the leg was known to be.
+    pub(super) fn gone(&mut self, slot: u32, at: usize, actions: &mut Vec<ClusterAction>) -> Applied {
+        let legs = self.requests.get(slot).legs;
+        match (at, legs) {
+            (0, [Some(first), Some(_)]) if !first.booking.decodes => self.handed_over(slot, None, actions),
+            (1, [Some(_), Some(second)]) if !second.is_ready() => {
+                let machine = second.machine.map(|id| id.index);
+                let key = self.requests.get(slot).key();
+                let _ = self.refused(machine, key, actions);
+            }
+            _ => {
+                self.leave(slot, at, actions);
+                self.fault(slot, actions);
+            }
+        }
+        Applied::Yes
+    }
+
+    /// A machine cannot go on with a leg: it runs elsewhere, and that is no fault.
+    pub(super) fn relieve(
+        &mut self,
+        from: Option<u32>,
+        key: LegKey,
+        actions: &mut Vec<ClusterAction>,
+    ) -> Applied {
+        let Some((slot, _)) = self.find_leg(from, key, |_| true) else { return self.late() };
+        self.counters.relieved += 1;
+        self.place_again(slot, actions);
+        Applied::Yes
+    }
+
     /// Takes back requests whose handoff does not go on. They hold blocks that others may be waiting for in a
     /// circle, so they are placed as one leg, which waits for no other machine.
     pub(super) fn sweep(&mut self, actions: &mut Vec<ClusterAction>) {
@@ -162,11 +259,7 @@ impl Cluster {
         let stuck = self.requests.iter().filter(|(_, request)| self.is_stuck(request));
         let mut stuck: Vec<(Order, u32)> = stuck.map(|(slot, request)| (request.order, slot)).collect();
         stuck.sort_unstable();
-        for (order, slot) in stuck {
-            for at in 0..2 {
-                self.give_up(slot, at, actions);
-            }
-            self.unreserved.remove(&(order, slot));
+        for (_, slot) in stuck {
             self.counters.relieved += 1;
             self.requests.get_mut(slot).whole = true;
             self.place_again(slot, actions);
@@ -174,14 +267,53 @@ impl Cluster {
     }
 
     /// Whether a request holds blocks on one machine and has waited too long for another: it has found no
-    /// destination, or nothing has gone on at its source for as long.
+    /// destination, nothing has gone on at its source for as long, or its source is gone.
     fn is_stuck(&self, request: &Request) -> bool {
-        let [Some(first), Some(second)] = request.legs else { return false };
+        let Some(second) = request.legs[1] else { return false };
         let is_past = |since: Time| since.after(self.config.park_limit_ns) <= self.now;
         if second.state.inbound == Inbound::Ready || !is_past(request.moved_at) {
             return false;
         }
+        let Some(first) = request.legs[0] else { return true };
         let unreserved = second.machine.is_none() && first.state.compute == Compute::Held;
         unreserved || first.machine.is_some_and(|id| is_past(self.machines[id.index as usize].went_on_at))
+    }
+
+    /// Before its legs are given up: one of their machines keeps the request, so that it outlives this Cluster.
+    fn keep_at_legs(&mut self, slot: u32, actions: &mut Vec<ClusterAction>) {
+        let legs = self.requests.get(slot).legs;
+        let told = legs.iter().flatten().filter(|leg| leg.booking.sent).filter_map(|leg| leg.machine);
+        let reachable = |id: &MachineId| self.machines[id.index as usize].away_since.is_none();
+        if let Some(machine) = told.into_iter().find(reachable) {
+            self.keep_at(slot, machine, actions);
+        }
+    }
+
+    /// A request without any machine: some machine keeps it.
+    pub(super) fn keep_somewhere(&mut self, slot: u32, actions: &mut Vec<ClusterAction>) {
+        let machine = self.machines.iter().find(|entry| entry.pooled).map(|entry| entry.id);
+        if let Some(machine) = machine {
+            self.keep_at(slot, machine, actions);
+        }
+    }
+
+    fn keep_at(&mut self, slot: u32, machine: MachineId, actions: &mut Vec<ClusterAction>) {
+        let request = self.requests.get_mut(slot);
+        if request.keeper.is_some() || self.config.level == Level::External {
+            return;
+        }
+        let (key, order) = (request.key(), request.order);
+        request.keeper = Some((key, machine));
+        let work = request.work_from(request.delivered);
+        self.command(machine, None, Command::Keep { key, order, work }, actions);
+    }
+
+    /// A machine has the request: nobody else need keep it.
+    pub(super) fn acknowledged(&mut self, slot: u32, actions: &mut Vec<ClusterAction>) {
+        if let Some((key, machine)) = self.requests.get_mut(slot).keeper.take() {
+            if self.machines[machine.index as usize].id == machine {
+                self.command(machine, None, Command::Release { key }, actions);
+            }
+        }
     }
 }

@@ -2,8 +2,8 @@
 
 use super::machines::Booking;
 use crate::event::Arrival;
-use crate::id::{Attempt, IdMap, LegKey, MachineId, Order, RequestId};
-use crate::leg::{LegState, Work};
+use crate::id::{AssignmentSeq, Attempt, IdMap, LegKey, MachineId, Order, RequestId};
+use crate::leg::{Compute, Inbound, LegState, Outbound, Terms, Work};
 use crate::placement::{Mode, Upto};
 use crate::time::Time;
 
@@ -18,6 +18,35 @@ pub(crate) struct WatchedLeg {
     pub(crate) mode: Option<Mode>,
     pub(crate) state: LegState,
     pub(crate) booking: Booking,
+    /// The assignment that brought it to its machine.
+    pub(crate) seq: AssignmentSeq,
+}
+
+impl WatchedLeg {
+    /// A second leg anew, after its machine was given up: nothing of it has landed.
+    pub(crate) fn unseated(&self) -> Self {
+        let state =
+            LegState { compute: Compute::Waiting, inbound: Inbound::Reserving, outbound: Outbound::None };
+        let booking = Booking { sent: false, ..self.booking };
+        Self { machine: None, state, booking, seq: AssignmentSeq(0), ..*self }
+    }
+
+    /// Whether all of its KV is where it decodes.
+    pub(crate) fn is_ready(&self) -> bool {
+        self.state.inbound == Inbound::Ready
+    }
+}
+
+/// What a lost machine has cost a request; set and cleared within one event.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) enum Loss {
+    /// Nothing.
+    #[default]
+    None,
+    /// Where its KV was to go.
+    Destination,
+    /// Its KV.
+    Kv,
 }
 
 /// A live request.
@@ -36,8 +65,9 @@ pub(crate) struct Request {
     pub(crate) whole: bool,
     /// When it was placed, or its first leg had computed.
     pub(crate) moved_at: Time,
-    /// A machine it needs was just lost; set and cleared within one event.
-    pub(crate) lost: bool,
+    pub(crate) lost: Loss,
+    /// Who keeps the request itself while no machine is known to have it.
+    pub(crate) keeper: Option<(LegKey, MachineId)>,
     /// Who refused its second leg since it was last tried from the line; asking in turn would never end.
     pub(crate) refused_by: Vec<u32>,
     pub(crate) legs: [Option<WatchedLeg>; 2],
@@ -45,6 +75,26 @@ pub(crate) struct Request {
 }
 
 impl Request {
+    /// One just accepted, without legs.
+    pub(crate) fn new(arrival: Arrival, order: Order) -> Self {
+        Self {
+            arrival,
+            order,
+            attempt: Attempt(1),
+            faults: 0,
+            delivered: 0,
+            resumed_from: 0,
+            parked: false,
+            whole: false,
+            moved_at: Time::ZERO,
+            lost: Loss::None,
+            keeper: None,
+            refused_by: Vec::new(),
+            legs: [None; 2],
+            lease_due: None,
+        }
+    }
+
     pub(crate) fn key(&self) -> LegKey {
         LegKey { request: self.arrival.request, attempt: self.attempt }
     }
@@ -55,11 +105,23 @@ impl Request {
     }
 
     pub(crate) fn work(&self, leg: &WatchedLeg) -> Work {
+        Work { start: leg.start, upto: leg.upto, ..self.work_from(self.resumed_from) }
+    }
+
+    /// The whole request, from after its first output tokens on.
+    pub(crate) fn work_from(&self, delivered: u32) -> Work {
         Work {
-            prompt_tokens: self.prompt_tokens(),
-            start: leg.start,
-            upto: leg.upto,
-            max_new_tokens: self.arrival.max_new_tokens.saturating_sub(self.resumed_from).max(1),
+            prompt_tokens: self.arrival.prompt_tokens + delivered,
+            start: 0,
+            upto: Upto::End,
+            max_new_tokens: self.arrival.max_new_tokens.saturating_sub(delivered).max(1),
+            terms: Terms {
+                resumed_tokens: delivered,
+                class: self.arrival.class,
+                priority: self.arrival.priority,
+                resumable: self.arrival.resumable,
+                pin_token: self.arrival.pin_token,
+            },
         }
     }
 

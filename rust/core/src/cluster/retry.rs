@@ -40,17 +40,24 @@ impl Cluster {
     }
 
     /// Finds a machine for a second leg that has none. Returns whether it did.
-    fn place_second(&mut self, slot: u32, actions: &mut Vec<ClusterAction>) -> bool {
+    pub(super) fn place_second(&mut self, slot: u32, actions: &mut Vec<ClusterAction>) -> bool {
         let request = self.requests.get(slot);
         let [Some(first), Some(mut second)] = request.legs else { return false };
+        if self.is_recovering() {
+            return false;
+        }
         let ask = self.ask(slot);
         let source = first.machine.map(|id| id.index);
-        let except: Vec<u32> = source.into_iter().chain(request.refused_by.iter().copied()).collect();
+        // A machine that has not let go of this very leg yet would take the new one for it.
+        let closing = self.closing_at(request.key());
+        let except: Vec<u32> =
+            source.into_iter().chain(request.refused_by.iter().copied()).chain(closing).collect();
         let view = self.view();
         let pick = match ask.pin_token {
             // No other machine will do: the leg waits for room on this one.
             Some(pin) => Some(Pick { machine: pin, step: Step::Pinned })
-                .filter(|_| !except.contains(&pin) && !view.is_over(pin, Side::Token, &ask)),
+                .filter(|_| !except.contains(&pin) && self.machines[pin as usize].pooled)
+                .filter(|_| !view.is_over(pin, Side::Token, &ask)),
             None => policy(self.config.policy).place_later(&view, &ask, &except),
         };
         let Some(pick) = pick else { return false };
@@ -75,6 +82,7 @@ impl Cluster {
         *self.parked_by_class.entry(arrival.class).or_insert(0) += 1;
         self.counters.parked += 1;
         actions.push(ClusterAction::Parked { request: arrival.request });
+        self.keep_somewhere(slot, actions);
     }
 
     pub(super) fn unpark(&mut self, request: &Request, slot: u32) {
@@ -91,7 +99,7 @@ impl Cluster {
     /// Tries everything that waits, in line. An unreserved leg that finds no room keeps what comes after it waiting;
     /// a parked request finds no place only where no machine is large enough, and keeps nobody waiting.
     pub(super) fn retry(&mut self, actions: &mut Vec<ClusterAction>) {
-        if self.parked.is_empty() && self.unreserved.is_empty() {
+        if (self.parked.is_empty() && self.unreserved.is_empty()) || self.is_recovering() {
             return;
         }
         self.retried_at = self.now;
@@ -131,11 +139,18 @@ impl Cluster {
             self.counters.failed += 1;
             self.end(slot, Outcome::Expired, actions);
         }
+        while let Some(&(_, machine)) = self.away.first().filter(|(due, _)| *due <= self.now) {
+            let _ = self.lose(self.id_of(machine), actions);
+        }
+        if self.opens_at.is_some_and(|due| due <= self.now) {
+            self.open(actions);
+        }
         while let Some(&(due, machine)) = self.held_in_mixed.first().filter(|(due, _)| *due <= self.now) {
             self.held_in_mixed.remove(&(due, machine));
             self.go_home(machine, actions);
         }
-        if self.is_managed() && self.swept_at.after(self.config.park_limit_ns) <= self.now {
+        let sweeps = self.is_managed() && !self.is_recovering();
+        if sweeps && self.swept_at.after(self.config.park_limit_ns) <= self.now {
             self.sweep(actions);
         }
         if self.next_deadline().is_some_and(|due| due <= self.now) {

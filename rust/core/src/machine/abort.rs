@@ -15,10 +15,11 @@ impl Machine {
         actions: &mut Vec<MachineAction>,
     ) -> Applied {
         self.last_seq = self.last_seq.max(seq);
+        self.forget_finished(key);
         let Some(slot) = self.legs.find(key) else {
             // Gone already; the answer lets the Cluster close its books all the same.
             let report = self.riding_report();
-            actions.push(MachineAction::Notify { notice: Notice::Released { key, report } });
+            actions.push(MachineAction::Notify { notice: Notice::Released { key, to: None, report } });
             return self.late();
         };
         self.legs.get_mut(slot).aborted = true;
@@ -81,16 +82,17 @@ impl Machine {
     pub(super) fn release(&mut self, slot: u32, actions: &mut Vec<MachineAction>) {
         self.acknowledge_abort(slot, actions);
         let leg = self.legs.get(slot);
-        let (key, told) = (leg.key, leg.ended && !leg.aborted);
+        let (key, to, told) = (leg.key, leg.handed_to, leg.ended && !leg.aborted);
         self.give_back(slot);
         let report = self.riding_report();
-        let notice = if told { Notice::Report(report) } else { Notice::Released { key, report } };
+        let notice = if told { Notice::Report(report) } else { Notice::Released { key, to, report } };
         actions.push(MachineAction::Notify { notice });
         self.after_give_back(actions);
     }
 
     /// Takes everything a leg holds back and forgets it.
     pub(super) fn give_back(&mut self, slot: u32) {
+        self.unwatch_transfer(slot);
         let leg = self.legs.get_mut(slot);
         self.kv_tokens -= u64::from(leg.kv_tokens);
         self.granted -= u32::from(std::mem::take(&mut leg.granted));

@@ -65,6 +65,7 @@ impl Machine {
             self.build_pass(actions);
             if !self.plan.is_empty() {
                 self.activity = Activity::Running;
+                self.stuck_since = None;
                 self.plan.pass += 1;
                 self.count_sitting_out();
                 self.attach_puts();
@@ -72,6 +73,7 @@ impl Machine {
                 return;
             }
         }
+        self.stuck_since = if self.has_work() { self.stuck_since.or(Some(self.now)) } else { None };
     }
 
     fn build_pass(&mut self, actions: &mut Vec<MachineAction>) {

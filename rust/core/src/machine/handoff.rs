@@ -84,10 +84,19 @@ impl Machine {
             return Err(EventError::Unsupported("a send of a leg that runs to the end"));
         }
         if leg.is_sending() && !leg.sends_to(to) {
-            // Overtaken: who refused before may have granted since, and only who holds a reservation grants.
-            return Ok(self.late());
+            // The one under way is still to come to its end. It may even land: who refused before may have granted
+            // since, and only who holds a reservation grants.
+            leg.next = Some((to, mode));
+            return Ok(Applied::Yes);
+        }
+        if leg.handed_to.is_some_and(|has| has != to) {
+            // Who had it is gone, and the pass that made it is still running: the KV is here to be sent again.
+            leg.handed_to = None;
+            leg.set(|state| state.outbound = Outbound::None);
         }
         leg.to = Some((to, mode));
+        leg.next = None;
+        leg.failed = false;
         self.put_if_granted(slot, actions);
         Ok(Applied::Yes)
     }
@@ -150,11 +159,15 @@ impl Machine {
         match leg.compute() {
             Compute::Prefilling if leg.sends_to(from) => {
                 leg.granted_by = None;
+                leg.handed_to = Some(from);
                 leg.set(|state| state.outbound = Outbound::Released);
                 self.free_send_place(slot, actions);
             }
             // Also where the transport has given up meanwhile: the destination has everything.
-            Compute::Held | Compute::Done if to_it => self.release(slot, actions),
+            Compute::Held | Compute::Done if to_it => {
+                leg.handed_to = Some(from);
+                self.release(slot, actions);
+            }
             _ => return self.late(),
         }
         Applied::Yes
@@ -233,10 +246,12 @@ impl Machine {
     pub(super) fn transfer_failed(&mut self, key: LegKey, actions: &mut Vec<MachineAction>) -> Applied {
         let Some(slot) = self.legs.find(key) else { return self.late() };
         if self.legs.get(slot).is_sending() {
-            let leg = self.legs.get(slot);
-            let wanted = !leg.aborted && !leg.ended;
+            let leg = self.legs.get_mut(slot);
+            // A stalled one has been told of, and where another destination is named the Cluster has heard already.
+            let news = !leg.aborted && !leg.ended && !leg.failed && leg.next.is_none();
+            leg.failed = true;
             self.sending_ended(slot, actions);
-            if wanted {
+            if news {
                 actions.push(MachineAction::Notify { notice: Notice::TransferFailed { key } });
             }
         }
@@ -279,7 +294,8 @@ impl Machine {
     pub(super) fn put_if_granted(&mut self, slot: u32, actions: &mut Vec<MachineAction>) {
         let leg = self.legs.get(slot);
         let Some((to, _)) = leg.to else { return };
-        if leg.compute() != Compute::Held || leg.granted_by != Some(to) || leg.is_sending() || leg.aborted {
+        let granted = leg.granted_by == Some(to) && !leg.failed;
+        if leg.compute() != Compute::Held || !granted || leg.is_sending() || leg.aborted {
             return;
         }
         let key = leg.key;
@@ -292,6 +308,7 @@ impl Machine {
         leg.set(|state| state.outbound = Outbound::Sending);
         let tokens = leg.work.kv_tokens();
         actions.push(MachineAction::Put(Put { key, order: leg.order, to, tokens, mode: Mode::Serialized }));
+        self.watch_transfer(slot);
     }
 
     /// Whether one more transfer may start; takes its place.
@@ -338,12 +355,20 @@ impl Machine {
     /// The transport neither reads nor writes for this leg any more, though not all has landed.
     fn sending_ended(&mut self, slot: u32, actions: &mut Vec<MachineAction>) {
         self.free_send_place(slot, actions);
+        self.unwatch_transfer(slot);
         self.acknowledge_abort(slot, actions);
         let leg = self.legs.get_mut(slot);
-        leg.granted_by = None;
-        match leg.compute() {
-            Compute::Done => self.release(slot, actions),
-            _ => leg.set(|state| state.outbound = Outbound::None),
+        if leg.to.map(|(to, _)| to) == leg.granted_by {
+            leg.granted_by = None;
+        }
+        if leg.compute() == Compute::Done {
+            return self.release(slot, actions);
+        }
+        leg.set(|state| state.outbound = Outbound::None);
+        if let Some(next) = leg.next.take() {
+            leg.to = Some(next);
+            leg.failed = false;
+            self.put_if_granted(slot, actions);
         }
     }
 

@@ -5,6 +5,7 @@ use crate::id::{IdMap, LegKey, MachineId, Order};
 use crate::kv::BlockTable;
 use crate::leg::{Compute, Inbound, LegState, Outbound, Work};
 use crate::placement::{Mode, Upto};
+use crate::time::Time;
 
 /// A leg as its machine knows it.
 #[allow(clippy::struct_excessive_bools, reason = "independent facts, each set by another event")]
@@ -18,6 +19,10 @@ pub(crate) struct Leg {
     pub(super) source: Option<MachineId>,
     /// Where our KV goes, and how, as the Cluster said.
     pub(super) to: Option<(MachineId, Mode)>,
+    /// Where it goes should the transfer under way come to nothing: the Cluster has chosen again already.
+    pub(super) next: Option<(MachineId, Mode)>,
+    /// Who has all of its KV.
+    pub(super) handed_to: Option<MachineId>,
     /// Who has set blocks aside for it.
     pub(super) granted_by: Option<MachineId>,
     /// Which destination asked us to stop writing, and waits for the answer.
@@ -34,6 +39,10 @@ pub(crate) struct Leg {
     pub(super) fenced: bool,
     /// It holds one of the `sends_max` places.
     pub(super) sends: bool,
+    /// Its transfer failed, and no other destination has been named since.
+    pub(super) failed: bool,
+    /// When its transfer will have taken too long.
+    pub(super) stalls_at: Option<Time>,
     /// Output tokens so far. While decoding, derived from the decode list instead.
     pub(super) generated: u32,
     pub(super) evictions: u32,
@@ -120,6 +129,8 @@ impl Legs {
             state,
             source: None,
             to: None,
+            next: None,
+            handed_to: None,
             granted_by: None,
             aborted_by: None,
             granted: false,
@@ -128,6 +139,8 @@ impl Legs {
             ended: false,
             fenced: false,
             sends: false,
+            failed: false,
+            stalls_at: None,
             // A leg that begins at L or later continues after the token its predecessor sampled.
             generated: u32::from(work.start >= work.prompt_tokens),
             evictions: 0,

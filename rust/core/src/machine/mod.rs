@@ -14,8 +14,10 @@ mod handoff;
 mod legs;
 mod pass;
 mod plan;
+mod session;
+mod timeouts;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 pub use check::MachineFault;
 pub use plan::{BatchPlan, Prefill};
@@ -23,12 +25,13 @@ pub use plan::{BatchPlan, Prefill};
 use crate::config::{ConfigError, MachineConfig};
 use crate::error::{Applied, EventError};
 use crate::event::{MachineAction, MachineEvent};
-use crate::id::{AssignmentSeq, LegKey, MachineId, Order};
+use crate::id::{AssignmentSeq, Epoch, LegKey, MachineId, Order};
 use crate::kv::BlockPool;
 use crate::leg::{Command, LegState, Notice, Report, Work};
 use crate::time::Time;
 use batch::Decode;
 use legs::Legs;
+use session::Kept;
 
 /// What a machine has counted since it was made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -42,6 +45,12 @@ pub struct MachineCounters {
     pub paused: u64,
     /// Reservations refused.
     pub refused: u64,
+    /// Transfers stopped because they took too long.
+    pub stalled: u64,
+    /// Times it asked for a leg to be taken back.
+    pub relieved: u64,
+    /// Commands of a Cluster that has been replaced.
+    pub stale: u64,
 }
 
 /// What the engine is at.
@@ -99,6 +108,16 @@ pub struct Machine {
     grants_waiting: VecDeque<LegKey>,
     sending: u32,
     sends_waiting: VecDeque<LegKey>,
+    /// Requests kept without a leg: ended ones until the Cluster has heard, and what it asked to keep.
+    kept: BTreeMap<LegKey, Kept>,
+    /// Transfers by the time they will have taken too long.
+    stalls: BTreeSet<(Time, LegKey)>,
+    /// Since when there is work and none of it finds room.
+    stuck_since: Option<Time>,
+    /// The newest Cluster heard of.
+    epoch: Epoch,
+    /// Since when there is no Cluster to talk to.
+    orphaned_at: Option<Time>,
     last_seq: AssignmentSeq,
     last_report: Report,
     reported_at: Time,
@@ -135,6 +154,11 @@ impl Machine {
             grants_waiting: VecDeque::new(),
             sending: 0,
             sends_waiting: VecDeque::new(),
+            kept: BTreeMap::new(),
+            stalls: BTreeSet::new(),
+            stuck_since: None,
+            epoch: Epoch(0),
+            orphaned_at: None,
             last_seq: AssignmentSeq(0),
             last_report: Report::default(),
             reported_at: Time::ZERO,
@@ -159,6 +183,7 @@ impl Machine {
     ) -> Result<Applied, EventError> {
         let before = self.now;
         self.now = before.max(now);
+        let first = actions.len();
         let result = self.apply(event, actions);
         if result.is_err() {
             self.now = before;
@@ -172,6 +197,9 @@ impl Machine {
             _ if self.is_running() => {}
             _ => self.activity = if self.has_work() { Activity::Due } else { Activity::Idle },
         }
+        if self.orphaned_at.is_some() {
+            self.mute(first, actions);
+        }
         result
     }
 
@@ -181,11 +209,17 @@ impl Machine {
         actions: &mut Vec<MachineAction>,
     ) -> Result<Applied, EventError> {
         Ok(match *event {
-            MachineEvent::Command { seq, command } => {
+            MachineEvent::Command { epoch, seq, command } => {
+                if self.is_stale(epoch) {
+                    return Ok(self.late());
+                }
                 let applied = self.command(command, seq, actions)?;
+                self.follow(epoch);
                 self.last_seq = self.last_seq.max(seq);
                 applied
             }
+            MachineEvent::ClusterLost => self.cluster_lost(),
+            MachineEvent::Registered { epoch } => self.registered(epoch),
             MachineEvent::Peer { from, message } => self.peer(from, message, actions),
             MachineEvent::IterationDone { pass, ref ended } => self.iteration_done(pass, ended, actions)?,
             MachineEvent::LayersLanded { key, layers, of } => self.layers_landed(key, layers, of, actions),
@@ -193,6 +227,7 @@ impl Machine {
             MachineEvent::TransferFailed { key } => self.transfer_failed(key, actions),
             MachineEvent::Fenced { key } => self.fenced(key, actions),
             MachineEvent::PeerLost { machine } => self.peer_lost(machine, actions),
+            MachineEvent::PeerReset { machine } => self.peer_reset(machine, actions),
             MachineEvent::Tick => Applied::Yes,
         })
     }
@@ -211,6 +246,9 @@ impl Machine {
             Command::Send { key, to, mode } => self.send(key, to, mode, actions)?,
             Command::Start { key } => self.start(key),
             Command::Abort { key } => self.abort(key, seq, actions),
+            Command::Keep { key, order, work } => self.keep(key, order, work),
+            Command::Release { key } => self.release_kept(key),
+            Command::Confirm { key, delivered } => self.confirm(key, delivered, actions),
         })
     }
 
@@ -239,6 +277,7 @@ impl Machine {
         if self.activity == Activity::Due {
             self.start_pass(actions);
         }
+        self.time_out(actions);
         if self.report_due().is_some_and(|due| due <= self.now) {
             let report = self.riding_report();
             actions.push(MachineAction::Notify { notice: Notice::Report(report) });
@@ -248,13 +287,16 @@ impl Machine {
     /// When the next Tick is due: at once if an idle machine has something to run, else the report interval after
     /// the last report, if there is something new to tell or a pass is running.
     pub fn next_deadline(&self) -> Option<Time> {
-        if self.activity == Activity::Due { Some(self.now) } else { self.report_due() }
+        if self.activity == Activity::Due {
+            return Some(self.now);
+        }
+        [self.report_due(), self.timeout_due()].into_iter().flatten().min()
     }
 
     fn report_due(&self) -> Option<Time> {
         let report = Report { running: self.last_report.running, ..self.report() };
         // A pass longer than the interval is told of, lest it be taken for silence.
-        let tells = report != self.last_report || self.is_running();
+        let tells = (report != self.last_report || self.is_running()) && self.orphaned_at.is_none();
         tells.then(|| self.reported_at.after(self.config.report_interval_ns))
     }
 
@@ -281,6 +323,8 @@ impl Machine {
             free_blocks: self.pool.free(),
             legs: self.legs.len(),
             running: self.is_running(),
+            quarantined_blocks: self.pool.quarantined(),
+            over_quarantine: self.is_over_quarantine(),
         }
     }
 
@@ -309,9 +353,14 @@ impl Machine {
         self.counters
     }
 
-    /// Whether it holds nothing at all.
+    /// Whether it holds no leg.
     pub fn is_idle(&self) -> bool {
         self.legs.len() == 0
+    }
+
+    /// Requests kept without a leg.
+    pub fn kept(&self) -> usize {
+        self.kept.len()
     }
 
     /// Prompts waiting and requests decoding.

@@ -84,6 +84,10 @@ impl Machine {
             self.release(slot, actions);
         } else {
             leg.set(|state| state.compute = Compute::Held);
+            if leg.is_sending() {
+                // A layer-wise transfer can end from here on.
+                self.watch_transfer(slot);
+            }
             self.put_if_granted(slot, actions);
         }
     }
@@ -142,13 +146,14 @@ impl Machine {
     /// may still be sending; it drains first.
     fn finish(&mut self, slot: u32, actions: &mut Vec<MachineAction>) {
         let leg = self.legs.get(slot);
-        let (key, tokens) = (leg.key, leg.generated);
+        let (key, order, work, tokens) = (leg.key, leg.order, leg.work, leg.generated);
         if leg.is_sending() {
             self.stop_sending(slot, actions);
             self.legs.get_mut(slot).set(|state| state.compute = Compute::Done);
         } else {
             self.give_back(slot);
         }
+        self.keep_finished(key, order, work, tokens);
         actions.push(MachineAction::Notify { notice: Notice::Finished { key, tokens } });
         self.after_give_back(actions);
     }

@@ -7,7 +7,7 @@ use splitcore_core::cluster::Cluster;
 use splitcore_core::config::{ClusterConfig, MachineConfig};
 use splitcore_core::error::{Applied, EventError};
 use splitcore_core::event::{Arrival, ClusterAction, ClusterEvent, Join, MachineAction, MachineEvent, Role};
-use splitcore_core::id::{AssignmentSeq, Attempt, LegKey, MachineId, Order, RequestId};
+use splitcore_core::id::{AssignmentSeq, Attempt, Epoch, LegKey, MachineId, Order, RequestId};
 use splitcore_core::leg::{Command, Notice, Peer, Report, Work};
 use splitcore_core::machine::Machine;
 use splitcore_core::placement::{Mode, Placement, Upto};
@@ -26,7 +26,13 @@ pub(crate) fn id(index: u32) -> MachineId {
 }
 
 pub(crate) fn whole(prompt_tokens: u32) -> Work {
-    Work { prompt_tokens, start: 0, upto: Upto::End, max_new_tokens: 100 }
+    Work {
+        prompt_tokens,
+        start: 0,
+        upto: Upto::End,
+        max_new_tokens: 100,
+        terms: splitcore_core::leg::Terms::default(),
+    }
 }
 
 pub(crate) fn source(prompt_tokens: u32) -> Work {
@@ -79,7 +85,7 @@ impl Bench {
 
     pub(crate) fn command(&mut self, command: Command) -> Vec<MachineAction> {
         self.seq += 1;
-        self.act(&MachineEvent::Command { seq: AssignmentSeq(self.seq), command })
+        self.act(&MachineEvent::Command { epoch: Epoch(1), seq: AssignmentSeq(self.seq), command })
     }
 
     pub(crate) fn compute(&mut self, request: u64, work: Work) -> Vec<MachineAction> {
@@ -211,7 +217,7 @@ impl Head {
     }
 
     pub(crate) fn released(&mut self, from: u32, key: LegKey, seq: u64) -> Vec<ClusterAction> {
-        self.notice(from, Notice::Released { key, report: report(seq) })
+        self.notice(from, Notice::Released { key, to: None, report: report(seq) })
     }
 
     pub(crate) fn tick_at(&mut self, now_ns: u64) -> Vec<ClusterAction> {

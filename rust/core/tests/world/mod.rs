@@ -370,7 +370,8 @@ impl World {
                 self.out.rejected += 1;
                 self.since_end = 0;
             }
-            ClusterAction::Parked { .. } | ClusterAction::Moved { .. } => {}
+            ClusterAction::Parked { .. } | ClusterAction::Moved { .. } | ClusterAction::Registered { .. } => {
+            }
             ClusterAction::Command { to, seq, command } => {
                 self.send(Node::Cluster, Node::Machine(to), Message::Command(seq, command));
             }
@@ -421,6 +422,7 @@ impl World {
             MachineAction::Run { pass } => self.run_pass(id, pass),
             MachineAction::Put(put) => self.put(id, put, None),
             MachineAction::StopPut { key } => self.stop_put(id, key),
+            MachineAction::Resend { .. } => {}
         }
     }
 
@@ -448,7 +450,10 @@ impl World {
         match (message, from, to) {
             (Message::Command(seq, command), _, Node::Machine(id)) => {
                 self.learn(id, &command);
-                self.tell_machine(id, &MachineEvent::Command { seq, command });
+                self.tell_machine(
+                    id,
+                    &MachineEvent::Command { epoch: splitcore_core::id::Epoch(1), seq, command },
+                );
             }
             (Message::Notice(notice), Node::Machine(from), _) => {
                 self.tell_cluster(&ClusterEvent::Notice { from, notice });

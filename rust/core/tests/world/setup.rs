@@ -164,6 +164,8 @@ fn machines(rng: &mut Rng, largest: u32, block_tokens: u32, tight: bool) -> Vec<
                     },
                     sends_max,
                     receives_max,
+                    park_limit_ns: 400_000,
+                    ..MachineConfig::default()
                 },
             }
         })

@@ -1,0 +1,184 @@
+//! A Cluster that starts anew knows nothing; its machines know everything. During the grace time after a restart they
+//! register, and each leg or kept request they claim becomes a live request again. Nothing is placed until it ends.
+//! Then what is still incomplete counts as lost with the machines that have not registered, and is placed again.
+//!
+//! A claim of a machine that registers later is for nothing any more: its machine counted as lost.
+
+use super::Cluster;
+use super::machines::Booking;
+use super::requests::{Loss, Request, WatchedLeg};
+use super::sessions::has_prefilled;
+use crate::event::{Arrival, Claim, ClusterAction, Held, Registration};
+use crate::id::{AssignmentSeq, MachineId, Order};
+use crate::leg::{Command, Compute, Inbound, LegState, Outbound};
+use crate::placement::{Mode, Upto};
+
+impl Cluster {
+    /// Takes over what a machine claims that this Cluster meets for the first time.
+    pub(super) fn adopt_all(&mut self, registration: &Registration, actions: &mut Vec<ClusterAction>) {
+        let machine = registration.join.machine;
+        // Legs first: a kept request is of use only where there is none.
+        let (kept, legs): (Vec<&Claim>, Vec<&Claim>) =
+            registration.claims.iter().partition(|claim| claim.held == Held::Kept);
+        for claim in legs.into_iter().chain(kept) {
+            let over = self.ended_in_grace.contains(&claim.key.request) || claim.held == Held::Closing;
+            match if over || !self.is_recovering() { None } else { self.adopted_slot(claim, actions) } {
+                Some(slot) if claim.held == Held::Kept => self.adopt_kept(slot, machine, claim, actions),
+                Some(slot) => self.adopt_leg(slot, machine, claim, actions),
+                None => self.dismiss(machine, claim, actions),
+            }
+        }
+    }
+
+    /// The request of a claim, made if it is new. `None` where a later attempt of it is known.
+    fn adopted_slot(&mut self, claim: &Claim, actions: &mut Vec<ClusterAction>) -> Option<u32> {
+        self.arrivals = self.arrivals.max(claim.order.0 + 1);
+        let Some(slot) = self.requests.find(claim.key.request) else {
+            if self.requests.len() == 0 {
+                self.swept_at = self.now;
+            }
+            let slot = self.requests.insert(Request { moved_at: self.now, ..adopted(claim) });
+            self.counters.adopted += 1;
+            return Some(slot);
+        };
+        let known = self.requests.get(slot).attempt;
+        if claim.key.attempt < known {
+            return None;
+        }
+        if claim.key.attempt > known {
+            self.acknowledged(slot, actions);
+            self.give_up_legs(slot, actions);
+            let request = self.requests.get_mut(slot);
+            request.attempt = claim.key.attempt;
+            let resumed = claim.work.terms.resumed_tokens;
+            (request.resumed_from, request.delivered) = (resumed, request.delivered.max(resumed));
+        }
+        Some(slot)
+    }
+
+    fn adopt_kept(&mut self, slot: u32, machine: MachineId, claim: &Claim, actions: &mut Vec<ClusterAction>) {
+        let request = self.requests.get_mut(slot);
+        if request.keeper.is_some() || request.legs.iter().any(Option::is_some) {
+            self.dismiss(machine, claim, actions);
+            return;
+        }
+        request.keeper = Some((claim.key, machine));
+        if !request.parked {
+            self.park(slot, actions);
+        }
+    }
+
+    /// Seats a claimed leg; the machine then says again where it stands.
+    fn adopt_leg(&mut self, slot: u32, machine: MachineId, claim: &Claim, actions: &mut Vec<ClusterAction>) {
+        let at = usize::from(claim.work.start > 0);
+        let leg = claimed_leg(machine, claim);
+        if let Some(other) = self.requests.get(slot).legs[at] {
+            // Two destinations of one handoff: the word that the first was given up was lost. Who has the KV stays.
+            if other.is_ready() || !leg.is_ready() {
+                self.dismiss(machine, claim, actions);
+                return;
+            }
+            self.give_up(slot, at, actions);
+        }
+        self.entry(machine.index).book_known(&leg.booking);
+        self.refresh(machine.index);
+        let request = self.requests.get_mut(slot);
+        request.legs[at] = Some(leg);
+        if std::mem::take(&mut request.parked) {
+            let parked = request.clone();
+            self.unpark(&parked, slot);
+        }
+        self.acknowledged(slot, actions);
+        let delivered = self.requests.get(slot).delivered;
+        self.command(machine, None, Command::Confirm { key: claim.key, delivered }, actions);
+        self.command_rest(slot, at, actions);
+        if at == 1 && self.requests.get(slot).legs[0].is_some() {
+            self.command_rest(slot, 0, actions);
+        }
+    }
+
+    /// The grace time is over: machines that have not registered are lost, with what only they had.
+    pub(super) fn open(&mut self, actions: &mut Vec<ClusterAction>) {
+        self.opens_at = None;
+        self.ended_in_grace.clear();
+        let slots: Vec<u32> = self.requests.iter().map(|(slot, _)| slot).collect();
+        for slot in slots {
+            let request = self.requests.get_mut(slot);
+            match request.legs {
+                [Some(first), None] if !first.booking.decodes => {
+                    request.legs[1] = Some(rest_of(&first, request.prompt_tokens()));
+                    request.lost = Loss::Destination;
+                    self.unreserved.insert((request.order, slot));
+                }
+                [None, Some(second)] if !second.is_ready() => request.lost = Loss::Kv,
+                // A machine that registers late may still have the attempt of this name.
+                [None, None] => request.attempt.0 += 1,
+                _ => {}
+            }
+        }
+        self.replace_lost(actions);
+        self.retry(actions);
+    }
+}
+
+/// A request as a machine's claim describes it.
+fn adopted(claim: &Claim) -> Request {
+    let (work, terms) = (claim.work, claim.work.terms);
+    let arrival = Arrival {
+        request: claim.key.request,
+        prompt_tokens: work.prompt_tokens - terms.resumed_tokens.min(work.prompt_tokens - 1),
+        max_new_tokens: work.max_new_tokens + terms.resumed_tokens,
+        class: terms.class,
+        priority: terms.priority,
+        resumable: terms.resumable,
+        pin_token: terms.pin_token,
+    };
+    Request {
+        attempt: claim.key.attempt,
+        delivered: terms.resumed_tokens,
+        resumed_from: terms.resumed_tokens,
+        ..Request::new(arrival, Order(claim.order.0))
+    }
+}
+
+/// A claimed leg as the Cluster watches it: with the books of one that has yet to run, as far as it does not say more.
+fn claimed_leg(machine: MachineId, claim: &Claim) -> WatchedLeg {
+    let work = claim.work;
+    let (state, mode) = match claim.held {
+        Held::Leg { state, mode } => (state, mode),
+        _ => {
+            let inbound = if work.start > 0 { Inbound::Ready } else { Inbound::None };
+            (LegState { compute: Compute::Done, inbound, outbound: Outbound::None }, None)
+        }
+    };
+    let waits = !has_prefilled(state.compute);
+    let booking = Booking {
+        prefill_tokens: if waits { work.prefill_tokens() } else { 0 },
+        prefills: waits && work.prefill_tokens() > 0,
+        decodes: !work.hands_over(),
+        kv_tokens: work.prompt_tokens.saturating_add(1),
+        sent: true,
+    };
+    let mode = (work.start > 0).then_some(mode.unwrap_or(Mode::Serialized));
+    WatchedLeg {
+        machine: Some(machine),
+        start: work.start,
+        upto: work.upto,
+        mode,
+        state,
+        booking,
+        seq: AssignmentSeq(0),
+    }
+}
+
+/// The second leg that a first one hands over to, without a machine.
+fn rest_of(first: &WatchedLeg, prompt_tokens: u32) -> WatchedLeg {
+    let start = match first.upto {
+        Upto::Position(upto) => upto,
+        Upto::End => prompt_tokens,
+    };
+    let rest = prompt_tokens - start;
+    let booking =
+        Booking { prefill_tokens: rest, prefills: rest > 0, decodes: true, sent: false, ..first.booking };
+    WatchedLeg { start, upto: Upto::End, mode: Some(Mode::Serialized), booking, ..*first }.unseated()
+}

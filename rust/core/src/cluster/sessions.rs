@@ -1,0 +1,242 @@
+//! Sessions with machines. One that breaks loses what was on its way; the machine runs on, gets no work meanwhile, and
+//! is lost only when it is not back within `rejoin_limit_ns`. Back, it registers with everything it holds, and both
+//! sides are brought to agree: what did not arrive is sent again, what was given up meanwhile is aborted again, and
+//! the machine says again where its legs stand ([`Command::Confirm`]).
+
+use std::collections::BTreeSet;
+
+use super::machines::Closing;
+use super::{Booking, Cluster, MachineState};
+use crate::error::{Applied, EventError};
+use crate::event::{Claim, ClusterAction, Held, Registration};
+use crate::id::{AssignmentSeq, LegKey, MachineId, Order};
+use crate::leg::{Command, Compute};
+
+impl Cluster {
+    pub(super) fn disconnect(&mut self, machine: MachineId) -> Result<Applied, EventError> {
+        let Some(index) = self.live(machine)? else { return Ok(self.late()) };
+        let now = self.now;
+        let entry = self.entry(index);
+        if entry.away_since.is_some() {
+            return Ok(self.late());
+        }
+        entry.away_since = Some(now);
+        self.away.insert((now.after(self.config.rejoin_limit_ns), index));
+        self.enroll(index);
+        Ok(Applied::Yes)
+    }
+
+    pub(super) fn back_in_session(&mut self, index: u32) {
+        if let Some(since) = self.entry(index).away_since.take() {
+            self.away.remove(&(since.after(self.config.rejoin_limit_ns), index));
+        }
+    }
+
+    /// A session begins. O(live requests).
+    pub(super) fn register(
+        &mut self,
+        registration: &Registration,
+        actions: &mut Vec<ClusterAction>,
+    ) -> Result<Applied, EventError> {
+        let machine = registration.join.machine;
+        if registration.epoch > self.config.epoch {
+            return Err(EventError::StaleCluster(machine));
+        }
+        let known = self.machines.get(machine.index as usize);
+        let rejoins = known.is_some_and(|entry| entry.id == machine && entry.state != MachineState::Lost);
+        let follows = known.is_none_or(|entry| machine.incarnation > entry.id.incarnation);
+        if !rejoins && !follows {
+            return Err(EventError::MachineTaken(machine));
+        }
+        if follows {
+            self.seat_machine(&registration.join)?;
+        }
+        let epoch = self.config.epoch;
+        actions.push(ClusterAction::Registered { to: machine, epoch });
+        if rejoins {
+            self.rejoin(registration, actions);
+        } else {
+            self.entry(machine.index).take_report(registration.report);
+            self.refresh(machine.index);
+            self.replace_lost(actions);
+            self.adopt_all(registration, actions);
+        }
+        self.tell_drained(machine.index, actions);
+        self.retry(actions);
+        Ok(Applied::Yes)
+    }
+
+    fn rejoin(&mut self, registration: &Registration, actions: &mut Vec<ClusterAction>) {
+        let machine = registration.join.machine;
+        self.back_in_session(machine.index);
+        self.entry(machine.index).take_report(registration.report);
+        self.enroll(machine.index);
+        self.refresh(machine.index);
+        let runs = |claim: &&Claim| matches!(claim.held, Held::Leg { .. } | Held::Finished);
+        let here: BTreeSet<LegKey> = registration.claims.iter().filter(runs).map(|claim| claim.key).collect();
+        self.settle_closing(registration, actions);
+        for (slot, at) in self.legs_on(machine) {
+            self.settle_leg(slot, at, &here, registration.report.seq, actions);
+        }
+        for claim in &registration.claims {
+            let live = self.requests.find_key(claim.key).is_some_and(|slot| self.is_on(slot, machine));
+            let kept = self
+                .requests
+                .find(claim.key.request)
+                .is_some_and(|slot| self.requests.get(slot).keeper == Some((claim.key, machine)));
+            let known = match claim.held {
+                Held::Leg { .. } | Held::Finished => live || self.is_closing(claim.key, machine),
+                Held::Closing => self.is_closing(claim.key, machine),
+                Held::Kept => kept,
+            };
+            if !known {
+                self.dismiss(machine, claim, actions);
+            }
+        }
+        self.find_keepers(registration, actions);
+        self.go_home(machine.index, actions);
+    }
+
+    /// Legs of live requests that a machine has, or is to have, by arrival.
+    fn legs_on(&self, machine: MachineId) -> Vec<(u32, usize)> {
+        let mut found: Vec<(Order, u32, usize)> = Vec::new();
+        for (slot, request) in self.requests.iter() {
+            for (at, leg) in request.legs.iter().enumerate() {
+                if leg.is_some_and(|leg| leg.machine == Some(machine) && leg.booking.sent) {
+                    found.push((request.order, slot, at));
+                }
+            }
+        }
+        found.sort_unstable();
+        found.into_iter().map(|(_, slot, at)| (slot, at)).collect()
+    }
+
+    fn is_on(&self, slot: u32, machine: MachineId) -> bool {
+        self.requests.get(slot).legs.iter().flatten().any(|leg| leg.machine == Some(machine))
+    }
+
+    fn is_closing(&self, key: LegKey, machine: MachineId) -> bool {
+        self.closing.contains_key(&(key, machine.index))
+    }
+
+    /// Machines that have not let go of a leg yet.
+    pub(super) fn closing_at(&self, key: LegKey) -> impl Iterator<Item = u32> + use<> {
+        let found: Vec<u32> =
+            self.closing.range((key, 0)..=(key, u32::MAX)).map(|(&(_, machine), _)| machine).collect();
+        found.into_iter()
+    }
+
+    /// A leg that should be on the machine: it is, it has never arrived, or it is gone.
+    fn settle_leg(
+        &mut self,
+        slot: u32,
+        at: usize,
+        here: &BTreeSet<LegKey>,
+        seen: AssignmentSeq,
+        actions: &mut Vec<ClusterAction>,
+    ) {
+        // An earlier one of the same machine may have changed it.
+        let request = self.requests.get(slot);
+        let (key, Some(mut leg)) = (request.key(), request.legs[at]) else { return };
+        let Some(machine) = leg.machine else { return };
+        if here.contains(&key) {
+            let delivered = request.delivered;
+            self.command(machine, None, Command::Confirm { key, delivered }, actions);
+            self.command_rest(slot, at, actions);
+        } else if leg.seq > seen {
+            self.entry(machine.index).take_back(leg.seq, &mut leg.booking);
+            self.requests.get_mut(slot).legs[at] = Some(leg);
+            self.command_again(slot, at, actions);
+        } else {
+            let _ = self.gone(slot, at, actions);
+        }
+    }
+
+    /// A leg's first command has not arrived; nor have those after it.
+    fn command_again(&mut self, slot: u32, at: usize, actions: &mut Vec<ClusterAction>) {
+        if at == 0 {
+            self.command_compute(slot, actions);
+            self.command_rest(slot, 0, actions);
+        } else if self.requests.get(slot).legs[0].is_some() {
+            self.command_reserve(slot, actions);
+        } else {
+            self.place_again(slot, actions);
+        }
+    }
+
+    /// What a leg that has arrived may lack: where its KV goes, or that it may start. Said twice it changes nothing.
+    pub(super) fn command_rest(&mut self, slot: u32, at: usize, actions: &mut Vec<ClusterAction>) {
+        let request = self.requests.get(slot);
+        let (key, Some(second)) = (request.key(), request.legs[1]) else { return };
+        let Some(machine) = second.machine.filter(|_| second.booking.sent) else { return };
+        if at == 1 {
+            self.command(machine, None, Command::Start { key }, actions);
+        } else {
+            self.command_send(slot, actions);
+        }
+    }
+
+    /// What was given up while the machine was away: told again where it still runs, closed where it is gone.
+    fn settle_closing(&mut self, registration: &Registration, actions: &mut Vec<ClusterAction>) {
+        let machine = registration.join.machine;
+        let on_it = self.closing.iter().filter(|((_, at), _)| *at == machine.index);
+        for (key, closing) in on_it.map(|(&(key, _), &closing)| (key, closing)).collect::<Vec<_>>() {
+            let held = registration.claims.iter().filter(|claim| claim.key == key).map(|claim| claim.held);
+            let (mut runs, mut closes) = (false, false);
+            for held in held {
+                runs |= matches!(held, Held::Leg { .. } | Held::Finished);
+                closes |= held == Held::Closing;
+            }
+            if runs {
+                let seq = self.command(machine, None, Command::Abort { key }, actions);
+                self.closing.insert((key, machine.index), Closing { seq, ..closing });
+            } else if !closes {
+                self.closing.remove(&(key, machine.index));
+                self.close(machine.index, &closing.booking, actions);
+            }
+        }
+    }
+
+    /// Lets a machine forget what it claims.
+    pub(super) fn dismiss(&mut self, machine: MachineId, claim: &Claim, actions: &mut Vec<ClusterAction>) {
+        let key = claim.key;
+        let seq = match claim.held {
+            Held::Finished | Held::Kept => {
+                self.command(machine, None, Command::Release { key }, actions);
+                return;
+            }
+            Held::Leg { .. } => self.command(machine, None, Command::Abort { key }, actions),
+            // Aborted already: its answer is on its way.
+            Held::Closing => AssignmentSeq(0),
+        };
+        // Its KV is in the machine's reports, not in our bookings.
+        let booking = Booking { sent: true, ..Booking::default() };
+        if self.closing.insert((key, machine.index), Closing { booking, seq }).is_none() {
+            self.entry(machine.index).closing += 1;
+        }
+    }
+
+    /// Requests that this machine was to keep and does not: the command was lost.
+    fn find_keepers(&mut self, registration: &Registration, actions: &mut Vec<ClusterAction>) {
+        let machine = registration.join.machine;
+        let has = |key| registration.claims.iter().any(|claim| claim.key == key && claim.held == Held::Kept);
+        let missing = |(slot, request): (u32, &super::requests::Request)| {
+            let (key, keeper) = request.keeper?;
+            (keeper == machine && !has(key)).then_some((request.order, slot))
+        };
+        let mut missing: Vec<(Order, u32)> = self.requests.iter().filter_map(missing).collect();
+        missing.sort_unstable();
+        for (_, slot) in missing {
+            let request = self.requests.get_mut(slot);
+            request.keeper = None;
+            if request.parked {
+                self.keep_somewhere(slot, actions);
+            }
+        }
+    }
+}
+
+/// Whether a claimed leg has computed its prompt.
+pub(super) fn has_prefilled(compute: Compute) -> bool {
+    matches!(compute, Compute::Held | Compute::Decoding | Compute::Done)
+}
