@@ -472,10 +472,10 @@ fn only_faults_count_towards_attempts_max() {
 fn a_request_that_may_not_resume_fails_with_that_reason() {
     let mut head = Head::new(ClusterConfig::default(), &PAIR);
     head.arrive(Arrival { resumable: false, ..Arrival::new(1, 10, 10) });
-    let actions = head.act(&ClusterEvent::Lose { machine: id(1) });
+    let actions = head.act(&ClusterEvent::Lose { machine: id(0) });
     let outcome = Outcome::NotResumable;
     assert!(actions.contains(&ClusterAction::Ended { request: RequestId(1), outcome }));
-    assert!(matches!(commands(&actions)[..], [(0, Command::Abort { .. })]));
+    assert!(matches!(commands(&actions)[..], [(1, Command::Abort { .. })]));
 }
 
 #[test]

@@ -268,15 +268,16 @@ impl Cluster {
             // A source whose first token was the last may still be sending: it answers when nothing is left.
             if ended_here && (at == 1 || legs[1].is_none()) {
                 self.leave(slot, at, actions);
+                if let Some(machine) = leg.machine {
+                    // It keeps the end until it knows that we know.
+                    self.command(machine, None, Command::Release { key }, actions);
+                }
             } else {
                 self.give_up(slot, at, actions);
             }
         }
         self.counters.finished += 1;
         self.end(slot, Outcome::Finished, actions);
-        if let Some(machine) = from {
-            self.command(self.id_of(machine), None, Command::Release { key }, actions);
-        }
         Applied::Yes
     }
 
