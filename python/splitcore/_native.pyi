@@ -487,7 +487,7 @@ class Cluster:
 
         Returns:
             A read-only structured array, one row per machine: ``machine`` and ``incarnation`` (u4), ``role`` and
-            ``pool`` (u1; 0 prompt, 1 token, 2 mixed), ``state`` (u1; 0 up, 1 draining, 2 lost),
+            ``pool`` (u1; 0 prompt, 1 token, 2 mixed), ``state`` (u1; 0 up, 1 draining, 2 lost, 3 away, 4 quarantined),
             ``prompt_pending_tokens`` (u8), ``requests`` (u4), ``booked_load``, ``kv_tokens`` and
             ``kv_capacity_tokens`` (u8).
         """

@@ -72,6 +72,8 @@ impl LoadRow {
                 MachineState::Up => 0,
                 MachineState::Draining => 1,
                 MachineState::Lost => 2,
+                MachineState::Away => 3,
+                MachineState::Quarantined => 4,
             },
             padding: 0,
         }

@@ -147,6 +147,7 @@ impl State {
                 | ClusterAction::Rejected { .. }
                 | ClusterAction::Parked { .. }
                 | ClusterAction::Command { .. }
+                | ClusterAction::Registered { .. }
                 | ClusterAction::Ended { .. }
                 | ClusterAction::Moved { .. }
                 | ClusterAction::Drained { .. } => {}
@@ -222,6 +223,7 @@ impl State {
                 ClusterAction::Ended { outcome: Outcome::Finished, .. }
                 | ClusterAction::Rejected { .. }
                 | ClusterAction::Command { .. }
+                | ClusterAction::Registered { .. }
                 | ClusterAction::Moved { .. }
                 | ClusterAction::Drained { .. } => {}
                 ClusterAction::Ended { request, .. } => recovered.failed.push(request.0),

@@ -156,6 +156,7 @@ pub(crate) fn event(py: Python<'_>, error: CoreEventError) -> PyErr {
         }
         CoreEventError::EmptyRequest(_)
         | CoreEventError::MachineTaken(_)
+        | CoreEventError::StaleCluster(_)
         | CoreEventError::EmptyMachine(_)
         | CoreEventError::DuplicateLeg(_)
         | CoreEventError::NotInPass(_)

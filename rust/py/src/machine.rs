@@ -83,6 +83,7 @@ impl Machine {
             handoff_floor_blocks,
             sends_max,
             receives_max,
+            ..MachineConfig::default()
         };
         let id = MachineId { index: machine, incarnation };
         let core = Core::new(id, config).map_err(|error| errors::core_config(py, &error))?;

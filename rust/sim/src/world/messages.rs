@@ -1,6 +1,6 @@
 //! Messages on their way, and their tags in the digest.
 
-use splitcore_core::id::{AssignmentSeq, LegKey, MachineId};
+use splitcore_core::id::{AssignmentSeq, Epoch, LegKey, MachineId};
 use splitcore_core::leg::{Command, Notice, Peer};
 
 /// A message on its way.
@@ -12,6 +12,7 @@ pub(super) enum Message {
     },
     ToMachine {
         to: u32,
+        epoch: Epoch,
         seq: AssignmentSeq,
         command: Command,
     },
@@ -64,6 +65,8 @@ pub(super) fn notice_tag(notice: &Notice) -> (u64, u64) {
         Notice::Released { key, .. } => (8, key.request.0),
         Notice::TransferFailed { key } => (9, key.request.0),
         Notice::Report(report) => (10, report.kv_tokens),
+        Notice::Relief { key } => (11, key.request.0),
+        Notice::Gone { key } => (12, key.request.0),
     }
 }
 
@@ -74,6 +77,9 @@ pub(super) fn command_tag(command: &Command) -> (u64, u64) {
         Command::Send { key, .. } => (2, key.request.0),
         Command::Start { key } => (3, key.request.0),
         Command::Abort { key } => (4, key.request.0),
+        Command::Keep { key, .. } => (5, key.request.0),
+        Command::Release { key } => (6, key.request.0),
+        Command::Confirm { key, .. } => (7, key.request.0),
     }
 }
 

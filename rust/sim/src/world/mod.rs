@@ -208,10 +208,10 @@ impl<O: Observer> World<O> {
                 self.log(16 + tag, from.index, id);
                 self.tell_cluster(&ClusterEvent::Notice { from, notice })
             }
-            Message::ToMachine { to, seq, command } => {
+            Message::ToMachine { to, epoch, seq, command } => {
                 let (tag, id) = messages::command_tag(&command);
                 self.log(32 + tag, to, id);
-                self.tell_machine(to, &MachineEvent::Command { seq, command })
+                self.tell_machine(to, &MachineEvent::Command { epoch, seq, command })
             }
             Message::Fenced { machine, key } => {
                 self.log(10, machine, key.request.0);
@@ -241,7 +241,8 @@ impl<O: Observer> World<O> {
     fn carry_out(&mut self, action: ClusterAction) {
         match action {
             ClusterAction::Command { to, seq, command } => {
-                self.post(Message::ToMachine { to: to.index, seq, command });
+                let epoch = self.cluster.epoch();
+                self.post(Message::ToMachine { to: to.index, epoch, seq, command });
             }
             ClusterAction::Placed(placement) => {
                 let at = placement.request.0 as usize;
@@ -261,7 +262,9 @@ impl<O: Observer> World<O> {
                 }
             }
             ClusterAction::Moved { machine, pool } => self.log(6, machine.index, pool as u64),
-            ClusterAction::Parked { .. } | ClusterAction::Drained { .. } => {}
+            ClusterAction::Registered { .. }
+            | ClusterAction::Parked { .. }
+            | ClusterAction::Drained { .. } => {}
         }
     }
 
@@ -280,6 +283,8 @@ impl<O: Observer> World<O> {
                 MachineAction::Run { .. } => self.run_pass(machine),
                 MachineAction::Put(put) => self.start_serialized(machine, &put),
                 MachineAction::StopPut { key } => self.stop_transfer(machine, key),
+                // A token is the client's as soon as it is made.
+                MachineAction::Resend { .. } => {}
             }
         }
         self.machine_actions = actions;
