@@ -30,6 +30,14 @@ impl Time {
         Self(self.0.saturating_add(ns))
     }
 
+    /// The earlier of two deadlines that may not be there.
+    pub(crate) fn earliest(one: Option<Self>, other: Option<Self>) -> Option<Self> {
+        match (one, other) {
+            (Some(one), Some(other)) => Some(one.min(other)),
+            (only, None) | (None, only) => only,
+        }
+    }
+
     /// Nanoseconds since `earlier`, zero if that is later.
     pub const fn since(self, earlier: Self) -> u64 {
         self.0.saturating_sub(earlier.0)

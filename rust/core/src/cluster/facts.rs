@@ -147,8 +147,10 @@ impl Cluster {
             self.command_send(slot, actions);
         }
         let now = self.now;
-        self.requests.get_mut(slot).moved_at = now;
-        self.acknowledged(slot, actions);
+        let request = self.requests.get_mut(slot);
+        request.moved_at = now;
+        let keeper = request.keeper.take();
+        self.release_keeper(keeper, actions);
         self.touch_lease(slot);
         Applied::Yes
     }
@@ -317,8 +319,8 @@ impl Cluster {
 
     /// The request is over, with no leg left on the books.
     pub(super) fn end(&mut self, slot: u32, outcome: Outcome, actions: &mut Vec<ClusterAction>) {
-        self.acknowledged(slot, actions);
-        let Some(request) = self.requests.remove(slot) else { return };
+        let Some(mut request) = self.requests.remove(slot) else { return };
+        self.release_keeper(request.keeper.take(), actions);
         if self.is_recovering() {
             self.ended_in_grace.insert(request.arrival.request);
         }

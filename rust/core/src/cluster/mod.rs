@@ -310,15 +310,19 @@ impl Cluster {
 
     /// When the next Tick is due.
     pub fn next_deadline(&self) -> Option<Time> {
-        let waiting = (!self.parked.is_empty() || !self.unreserved.is_empty()) && !self.is_recovering();
-        let retry = waiting.then(|| self.retried_at.after(self.config.retry_interval_ns));
-        let lease = self.leases.first().map(|&(due, _)| due);
-        let home = self.held_in_mixed.first().map(|&(due, _)| due);
-        let sweep = (self.is_managed() && self.requests.len() > 0 && !self.is_recovering())
-            .then(|| self.swept_at.after(self.config.park_limit_ns));
-        let away = self.away.first().map(|&(due, _)| due);
-        let opens = self.opens_at.filter(|&due| due != Time::MAX);
-        [retry, lease, home, sweep, away, opens].into_iter().flatten().min()
+        let mut due = None;
+        if !self.is_recovering() {
+            if !self.parked.is_empty() || !self.unreserved.is_empty() {
+                due = Some(self.retried_at.after(self.config.retry_interval_ns));
+            }
+            if self.is_managed() && self.requests.len() > 0 {
+                due = Time::earliest(due, Some(self.swept_at.after(self.config.park_limit_ns)));
+            }
+        }
+        for line in [&self.leases, &self.held_in_mixed, &self.away] {
+            due = Time::earliest(due, line.first().map(|&(due, _)| due));
+        }
+        Time::earliest(due, self.opens_at.filter(|&opens| opens != Time::MAX))
     }
 
     /// The live attempt of a request.

@@ -6,7 +6,7 @@
 //! - nowhere: a new attempt with prompt and delivered tokens as its prompt ([`Cluster::fault`]).
 
 use super::machines::Closing;
-use super::requests::{Loss, Request};
+use super::requests::{Keeper, Loss, Request};
 use super::{Cluster, MachineState};
 use crate::config::Level;
 use crate::error::{Applied, EventError};
@@ -77,14 +77,13 @@ impl Cluster {
     fn drop_legs_of(&mut self, index: u32) {
         let lost = self.id_of(index);
         let concerns = |request: &Request| {
-            request.keeper.is_some_and(|(_, keeper)| keeper == lost)
-                || request.legs.iter().flatten().any(|leg| leg.machine == Some(lost))
+            request.is_kept_by(lost) || request.legs.iter().flatten().any(|leg| leg.machine == Some(lost))
         };
         let slots: Vec<u32> =
             self.requests.iter().filter(|(_, request)| concerns(request)).map(|(slot, _)| slot).collect();
         for slot in slots {
             let request = self.requests.get_mut(slot);
-            if request.keeper.is_some_and(|(_, keeper)| keeper == lost) {
+            if request.is_kept_by(lost) {
                 request.keeper = None;
                 request.lost = if request.parked { Loss::Kv } else { Loss::None };
             }
@@ -303,17 +302,20 @@ impl Cluster {
             return;
         }
         let (key, order) = (request.key(), request.order);
-        request.keeper = Some((key, machine));
+        request.keeper = Some(Box::new((key, machine)));
         let work = request.work_from(request.delivered);
         self.command(machine, None, Command::Keep { key, order, work }, actions);
     }
 
     /// A machine has the request: nobody else need keep it.
     pub(super) fn acknowledged(&mut self, slot: u32, actions: &mut Vec<ClusterAction>) {
-        if let Some((key, machine)) = self.requests.get_mut(slot).keeper.take() {
-            if self.machines[machine.index as usize].id == machine {
-                self.command(machine, None, Command::Release { key }, actions);
-            }
+        let keeper = self.requests.get_mut(slot).keeper.take();
+        self.release_keeper(keeper, actions);
+    }
+
+    pub(super) fn release_keeper(&mut self, keeper: Option<Box<Keeper>>, actions: &mut Vec<ClusterAction>) {
+        if let Some((key, machine)) = keeper.map(|keeper| *keeper) {
+            self.command(machine, None, Command::Release { key }, actions);
         }
     }
 }

@@ -49,6 +49,9 @@ pub(crate) enum Loss {
     Kv,
 }
 
+/// Where a request waits, and under which attempt's name.
+pub(crate) type Keeper = (LegKey, MachineId);
+
 /// A live request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Request {
@@ -67,7 +70,7 @@ pub(crate) struct Request {
     pub(crate) moved_at: Time,
     pub(crate) lost: Loss,
     /// Who keeps the request itself while no machine is known to have it.
-    pub(crate) keeper: Option<(LegKey, MachineId)>,
+    pub(crate) keeper: Option<Box<Keeper>>,
     /// Who refused its second leg since it was last tried from the line; asking in turn would never end.
     pub(crate) refused_by: Vec<u32>,
     pub(crate) legs: [Option<WatchedLeg>; 2],
@@ -93,6 +96,10 @@ impl Request {
             legs: [None; 2],
             lease_due: None,
         }
+    }
+
+    pub(crate) fn is_kept_by(&self, machine: MachineId) -> bool {
+        self.keeper.as_deref().is_some_and(|&(_, keeper)| keeper == machine)
     }
 
     pub(crate) fn key(&self) -> LegKey {

@@ -62,7 +62,7 @@ impl Cluster {
             self.dismiss(machine, claim, actions);
             return;
         }
-        request.keeper = Some((claim.key, machine));
+        request.keeper = Some(Box::new((claim.key, machine)));
         if !request.parked {
             self.park(slot, actions);
         }

@@ -83,7 +83,7 @@ impl Cluster {
             let kept = self
                 .requests
                 .find(claim.key.request)
-                .is_some_and(|slot| self.requests.get(slot).keeper == Some((claim.key, machine)));
+                .is_some_and(|slot| self.requests.get(slot).keeper.as_deref() == Some(&(claim.key, machine)));
             let known = match claim.held {
                 Held::Leg { .. } | Held::Finished => live || self.is_closing(claim.key, machine),
                 Held::Closing => self.is_closing(claim.key, machine),
@@ -221,7 +221,7 @@ impl Cluster {
         let machine = registration.join.machine;
         let has = |key| registration.claims.iter().any(|claim| claim.key == key && claim.held == Held::Kept);
         let missing = |(slot, request): (u32, &super::requests::Request)| {
-            let (key, keeper) = request.keeper?;
+            let (key, keeper) = *request.keeper.as_deref()?;
             (keeper == machine && !has(key)).then_some((request.order, slot))
         };
         let mut missing: Vec<(Order, u32)> = self.requests.iter().filter_map(missing).collect();

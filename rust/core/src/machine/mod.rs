@@ -109,7 +109,7 @@ pub struct Machine {
     sending: u32,
     sends_waiting: VecDeque<LegKey>,
     /// Requests kept without a leg: ended ones until the Cluster has heard, and what it asked to keep.
-    kept: BTreeMap<LegKey, Kept>,
+    kept: Vec<Kept>,
     /// Transfers by the time they will have taken too long.
     stalls: BTreeSet<(Time, LegKey)>,
     /// Since when there is work and none of it finds room.
@@ -154,7 +154,7 @@ impl Machine {
             grants_waiting: VecDeque::new(),
             sending: 0,
             sends_waiting: VecDeque::new(),
-            kept: BTreeMap::new(),
+            kept: Vec::new(),
             stalls: BTreeSet::new(),
             stuck_since: None,
             epoch: Epoch(0),
@@ -290,14 +290,19 @@ impl Machine {
         if self.activity == Activity::Due {
             return Some(self.now);
         }
-        [self.report_due(), self.timeout_due()].into_iter().flatten().min()
+        Time::earliest(self.report_due(), self.timeout_due())
     }
 
     fn report_due(&self) -> Option<Time> {
-        let report = Report { running: self.last_report.running, ..self.report() };
+        let Report { seq, kv_tokens, free_blocks, legs, quarantined_blocks, .. } = self.last_report;
         // A pass longer than the interval is told of, lest it be taken for silence.
-        let tells = (report != self.last_report || self.is_running()) && self.orphaned_at.is_none();
-        tells.then(|| self.reported_at.after(self.config.report_interval_ns))
+        let tells = self.is_running()
+            || seq != self.last_seq
+            || kv_tokens != self.kv_tokens
+            || free_blocks != self.pool.free()
+            || legs != self.legs.len()
+            || quarantined_blocks != self.pool.quarantined();
+        (tells && self.orphaned_at.is_none()).then(|| self.reported_at.after(self.config.report_interval_ns))
     }
 
     /// The running pass, or the last one that ran.

@@ -9,6 +9,9 @@ use crate::time::Time;
 impl Machine {
     /// The earliest time at which waiting ends. O(1).
     pub(super) fn timeout_due(&self) -> Option<Time> {
+        if self.stalls.is_empty() && self.stuck_since.is_none() && self.orphaned_at.is_none() {
+            return None;
+        }
         let stall = self.stalls.first().map(|&(due, _)| due);
         let stuck = self.stuck_since.map(|since| since.after(self.config.park_limit_ns));
         let holds = self.legs.len() > 0 || !self.kept.is_empty();
