@@ -82,11 +82,10 @@ impl Cluster {
         let Some(machine) = from else { return };
         let entry = self.entry(machine);
         entry.take_report(report);
-        if entry.pooled == entry.takes_work() {
-            self.refresh(machine);
-        } else {
+        if entry.pooled == report.over_quarantine {
             self.enroll(machine);
         }
+        self.refresh(machine);
     }
 
     /// The leg of a live attempt that runs on a machine; from an embedder, the first that `wanted` accepts.
@@ -149,8 +148,7 @@ impl Cluster {
         let now = self.now;
         let request = self.requests.get_mut(slot);
         request.moved_at = now;
-        let keeper = request.keeper.take();
-        self.release_keeper(keeper, actions);
+        self.acknowledged(slot, actions);
         self.touch_lease(slot);
         Applied::Yes
     }
@@ -320,7 +318,9 @@ impl Cluster {
     /// The request is over, with no leg left on the books.
     pub(super) fn end(&mut self, slot: u32, outcome: Outcome, actions: &mut Vec<ClusterAction>) {
         let Some(mut request) = self.requests.remove(slot) else { return };
-        self.release_keeper(request.keeper.take(), actions);
+        if let Some(keeper) = request.keeper.take() {
+            self.release_keeper(*keeper, actions);
+        }
         if self.is_recovering() {
             self.ended_in_grace.insert(request.arrival.request);
         }

@@ -203,20 +203,23 @@ impl Cluster {
 
     /// The source says that its blocks are free: `to` has its KV.
     pub(super) fn handed_over(&mut self, slot: u32, to: Option<MachineId>, actions: &mut Vec<ClusterAction>) {
-        let second = self.requests.get(slot).legs[1];
-        let known = second.and_then(|leg| leg.machine);
-        // Whoever has it was given up before it could say so; or after a restart it has not registered yet.
-        let elsewhere = known.is_none() || to.is_some_and(|to| known != Some(to));
+        let second = &self.requests.get(slot).legs[1];
+        let (known, ready) = second.as_ref().map_or((None, false), |leg| (leg.machine, leg.is_ready()));
+        let registered = second.is_some();
         self.leave(slot, 0, actions);
-        let now = self.now;
-        self.requests.get_mut(slot).moved_at = now;
-        if !elsewhere || !self.is_managed() {
+        if ready {
             return;
         }
-        if second.is_none() {
-            self.park(slot, actions);
-        } else {
-            self.place_again(slot, actions);
+        let now = self.now;
+        self.requests.get_mut(slot).moved_at = now;
+        // Whoever has it was given up before it could say so; or after a restart it has not registered yet.
+        let elsewhere = known.is_none() || to.is_some_and(|to| known != Some(to));
+        if elsewhere && self.is_managed() {
+            if registered {
+                self.place_again(slot, actions);
+            } else {
+                self.park(slot, actions);
+            }
         }
     }
 
@@ -308,14 +311,15 @@ impl Cluster {
     }
 
     /// A machine has the request: nobody else need keep it.
+    #[inline]
     pub(super) fn acknowledged(&mut self, slot: u32, actions: &mut Vec<ClusterAction>) {
-        let keeper = self.requests.get_mut(slot).keeper.take();
-        self.release_keeper(keeper, actions);
+        if let Some(keeper) = self.requests.get_mut(slot).keeper.take() {
+            self.release_keeper(*keeper, actions);
+        }
     }
 
-    pub(super) fn release_keeper(&mut self, keeper: Option<Box<Keeper>>, actions: &mut Vec<ClusterAction>) {
-        if let Some((key, machine)) = keeper.map(|keeper| *keeper) {
-            self.command(machine, None, Command::Release { key }, actions);
-        }
+    #[cold]
+    pub(super) fn release_keeper(&mut self, (key, machine): Keeper, actions: &mut Vec<ClusterAction>) {
+        self.command(machine, None, Command::Release { key }, actions);
     }
 }

@@ -79,6 +79,7 @@ pub(crate) struct Request {
 
 impl Request {
     /// One just accepted, without legs.
+    #[inline]
     pub(crate) fn new(arrival: Arrival, order: Order) -> Self {
         Self {
             arrival,
@@ -174,6 +175,7 @@ impl Requests {
         self.by_id.len()
     }
 
+    #[inline]
     pub(crate) fn insert(&mut self, request: Request) -> u32 {
         let id = request.arrival.request;
         let slot = if let Some(slot) = self.vacant.pop() {

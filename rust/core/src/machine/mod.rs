@@ -17,7 +17,7 @@ mod plan;
 mod session;
 mod timeouts;
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 
 pub use check::MachineFault;
 pub use plan::{BatchPlan, Prefill};
@@ -110,8 +110,8 @@ pub struct Machine {
     sends_waiting: VecDeque<LegKey>,
     /// Requests kept without a leg: ended ones until the Cluster has heard, and what it asked to keep.
     kept: Vec<Kept>,
-    /// Transfers by the time they will have taken too long.
-    stalls: BTreeSet<(Time, LegKey)>,
+    /// Transfers by the time they will have taken too long; one that has ended leaves when it is first in line.
+    stalls: VecDeque<(Time, LegKey)>,
     /// Since when there is work and none of it finds room.
     stuck_since: Option<Time>,
     /// The newest Cluster heard of.
@@ -155,7 +155,7 @@ impl Machine {
             sending: 0,
             sends_waiting: VecDeque::new(),
             kept: Vec::new(),
-            stalls: BTreeSet::new(),
+            stalls: VecDeque::new(),
             stuck_since: None,
             epoch: Epoch(0),
             orphaned_at: None,

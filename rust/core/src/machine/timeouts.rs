@@ -9,16 +9,15 @@ use crate::time::Time;
 impl Machine {
     /// The earliest time at which waiting ends. O(1).
     pub(super) fn timeout_due(&self) -> Option<Time> {
-        if self.stalls.is_empty() && self.stuck_since.is_none() && self.orphaned_at.is_none() {
-            return None;
+        let mut due = self.stalls.front().map(|&(due, _)| due);
+        if let Some(since) = self.stuck_since {
+            due = Time::earliest(due, Some(since.after(self.config.park_limit_ns)));
         }
-        let stall = self.stalls.first().map(|&(due, _)| due);
-        let stuck = self.stuck_since.map(|since| since.after(self.config.park_limit_ns));
-        let holds = self.legs.len() > 0 || !self.kept.is_empty();
-        let orphaned_at = self.orphaned_at.filter(|_| holds);
-        let orphan =
-            orphaned_at.zip(self.config.orphan_limit_ns).map(|(since, limit_ns)| since.after(limit_ns));
-        [stall, stuck, orphan].into_iter().flatten().min()
+        if let (Some(since), Some(limit_ns)) = (self.orphaned_at, self.config.orphan_limit_ns) {
+            let holds = self.legs.len() > 0 || !self.kept.is_empty();
+            due = Time::earliest(due, holds.then(|| since.after(limit_ns)));
+        }
+        due
     }
 
     pub(super) fn time_out(&mut self, actions: &mut Vec<MachineAction>) {
@@ -32,30 +31,43 @@ impl Machine {
 
     /// From now on the transfer of a leg may take `transfer_limit_ns`.
     pub(super) fn watch_transfer(&mut self, slot: u32) {
-        self.unwatch_transfer(slot);
         let Some(limit_ns) = self.config.transfer_limit_ns else { return };
         let due = self.now.after(limit_ns);
         let leg = self.legs.get_mut(slot);
         leg.stalls_at = Some(due);
-        self.stalls.insert((due, leg.key));
+        // All wait equally long, so the line is in order.
+        self.stalls.push_back((due, leg.key));
     }
 
     pub(super) fn unwatch_transfer(&mut self, slot: u32) {
-        let leg = self.legs.get_mut(slot);
-        if let Some(due) = leg.stalls_at.take() {
-            self.stalls.remove(&(due, leg.key));
+        if self.legs.get_mut(slot).stalls_at.take().is_some() {
+            self.forget_ended_transfers();
+        }
+    }
+
+    /// The first in line is a transfer that still runs, so that a deadline is never for nothing.
+    fn forget_ended_transfers(&mut self) {
+        while let Some(&(due, key)) = self.stalls.front() {
+            let slot = self.legs.find(key);
+            if slot.is_some_and(|slot| self.legs.get(slot).stalls_at == Some(due)) {
+                return;
+            }
+            self.stalls.pop_front();
         }
     }
 
     /// A stalled transfer is stopped and has failed; one that does not even stop is for the Cluster to route around.
     fn stop_stalled(&mut self, actions: &mut Vec<MachineAction>) {
-        while let Some(&(_, key)) = self.stalls.first().filter(|(due, _)| *due <= self.now) {
+        while let Some(&(_, key)) = self.stalls.front().filter(|(due, _)| *due <= self.now) {
             let Some(slot) = self.legs.find(key) else { return };
+            self.unwatch_transfer(slot);
+            let leg = self.legs.get(slot);
+            if leg.aborted || leg.ended {
+                continue;
+            }
             self.watch_transfer(slot);
             let leg = self.legs.get_mut(slot);
-            if leg.aborted || leg.ended {
-                self.unwatch_transfer(slot);
-            } else if leg.state.outbound == Outbound::Sending {
+            if leg.state.outbound == Outbound::Sending {
                 leg.failed = true;
                 self.counters.stalled += 1;
                 self.stop_sending(slot, actions);
