@@ -6,7 +6,7 @@
 //! - nowhere: a new attempt with prompt and delivered tokens as its prompt ([`Cluster::fault`]).
 
 use super::machines::Closing;
-use super::requests::{Keeper, Loss, Request};
+use super::requests::{Keeper, Loss, Request, WatchedLeg};
 use super::{Cluster, MachineState};
 use crate::config::Level;
 use crate::error::{Applied, EventError};
@@ -202,14 +202,19 @@ impl Cluster {
     }
 
     /// The source says that its blocks are free: `to` has its KV.
+    #[inline]
     pub(super) fn handed_over(&mut self, slot: u32, to: Option<MachineId>, actions: &mut Vec<ClusterAction>) {
-        let second = &self.requests.get(slot).legs[1];
-        let (known, ready) = second.as_ref().map_or((None, false), |leg| (leg.machine, leg.is_ready()));
-        let registered = second.is_some();
         self.leave(slot, 0, actions);
-        if ready {
-            return;
+        if !self.requests.get(slot).legs[1].as_ref().is_some_and(WatchedLeg::is_ready) {
+            self.handed_over_early(slot, to, actions);
         }
+    }
+
+    /// Whoever has the KV has not told us yet, and may be another than we think.
+    #[cold]
+    fn handed_over_early(&mut self, slot: u32, to: Option<MachineId>, actions: &mut Vec<ClusterAction>) {
+        let second = self.requests.get(slot).legs[1];
+        let (known, registered) = (second.and_then(|leg| leg.machine), second.is_some());
         let now = self.now;
         self.requests.get_mut(slot).moved_at = now;
         // Whoever has it was given up before it could say so; or after a restart it has not registered yet.

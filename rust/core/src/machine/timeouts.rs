@@ -40,13 +40,13 @@ impl Machine {
     }
 
     pub(super) fn unwatch_transfer(&mut self, slot: u32) {
-        if self.legs.get_mut(slot).stalls_at.take().is_some() {
-            self.forget_ended_transfers();
+        let leg = self.legs.get_mut(slot);
+        let ended = leg.stalls_at.take().map(|due| (due, leg.key));
+        // The first in line is a transfer that still runs, so that a deadline is never for nothing.
+        if ended.is_none() || self.stalls.front() != ended.as_ref() {
+            return;
         }
-    }
-
-    /// The first in line is a transfer that still runs, so that a deadline is never for nothing.
-    fn forget_ended_transfers(&mut self) {
+        self.stalls.pop_front();
         while let Some(&(due, key)) = self.stalls.front() {
             let slot = self.legs.find(key);
             if slot.is_some_and(|slot| self.legs.get(slot).stalls_at == Some(due)) {
