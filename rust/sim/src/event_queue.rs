@@ -89,6 +89,12 @@ impl<E> EventQueue<E> {
         Some((next.time_ns, next.event))
     }
 
+    /// Keeps only some events, in their order. O(events).
+    pub fn retain(&mut self, mut keep: impl FnMut(&E) -> bool) {
+        self.heap.retain(|entry| keep(&entry.event));
+        self.now_lane.retain(keep);
+    }
+
     /// Moves the clock on without an event, to a time that no event precedes.
     ///
     /// # Panics

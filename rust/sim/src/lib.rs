@@ -25,6 +25,7 @@ pub mod error;
 pub mod event_queue;
 pub mod links;
 pub mod machines;
+mod faults;
 mod observer;
 pub mod options;
 pub mod report;
@@ -34,6 +35,7 @@ pub mod workload;
 mod world;
 
 pub use error::SimError;
+pub use faults::Recovery;
 pub use observer::Observer;
 pub use options::Options;
 pub use simulate::{Report, simulate, simulate_observed};

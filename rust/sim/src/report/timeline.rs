@@ -41,6 +41,22 @@ impl Timeline {
 
     /// Enters a pass of one machine: its batch from `start_ns` to `end_ns`.
     pub fn add(&mut self, start_ns: u64, end_ns: u64, decodes: u32, prompt_tokens: u32) {
+        self.each(start_ns, end_ns, |bucket, overlap_ns| {
+            bucket.decode_ns += overlap_ns * u128::from(decodes);
+            bucket.prompt_token_ns += overlap_ns * u128::from(prompt_tokens);
+        });
+    }
+
+    /// Takes a part of a pass back that was entered before.
+    pub fn take_back(&mut self, start_ns: u64, end_ns: u64, decodes: u32, prompt_tokens: u32) {
+        self.each(start_ns, end_ns, |bucket, overlap_ns| {
+            bucket.decode_ns -= overlap_ns * u128::from(decodes);
+            bucket.prompt_token_ns -= overlap_ns * u128::from(prompt_tokens);
+        });
+    }
+
+    /// Calls `enter` with every bucket between two times, and how much of it lies there.
+    fn each(&mut self, start_ns: u64, end_ns: u64, enter: impl Fn(&mut Bucket, u128)) {
         if end_ns <= start_ns {
             return;
         }
@@ -49,9 +65,7 @@ impl Timeline {
         for index in first..=last {
             let from_ns = index as u64 * self.width_ns;
             let overlap_ns = end_ns.min(from_ns.saturating_add(self.width_ns)) - start_ns.max(from_ns);
-            let bucket = &mut self.buckets[index];
-            bucket.decode_ns += u128::from(overlap_ns) * u128::from(decodes);
-            bucket.prompt_token_ns += u128::from(overlap_ns) * u128::from(prompt_tokens);
+            enter(&mut self.buckets[index], u128::from(overlap_ns));
         }
     }
 
