@@ -23,9 +23,9 @@
 pub mod cost;
 pub mod error;
 pub mod event_queue;
+mod faults;
 pub mod links;
 pub mod machines;
-mod faults;
 mod observer;
 pub mod options;
 pub mod report;

@@ -10,8 +10,8 @@ use crate::faults::Recovery;
 use crate::observer::Observer;
 use crate::options::Options;
 use crate::report::{
-    FaultReport, FaultTally, Inputs, PoolMoves, Reference, RequestRecord, RequestRow, RunFacts, SloLimits, Summary, TbtRule,
-    Timelines,
+    FaultReport, FaultTally, Inputs, PoolMoves, Reference, RequestRecord, RequestRow, RunFacts, SloLimits,
+    Summary, TbtRule, Timelines,
 };
 use crate::setup::Setup;
 use crate::world::{World, role_name};

@@ -192,7 +192,8 @@ impl<O: Observer> World<O> {
         let mut live_from = self.next_arrival;
         for at in first_live..self.next_arrival {
             let request = RequestId(at as u64);
-            let (Some(attempt), Some(known)) = (self.cluster.attempt(request), self.cluster.delivered(request))
+            let (Some(attempt), Some(known)) =
+                (self.cluster.attempt(request), self.cluster.delivered(request))
             else {
                 continue;
             };
@@ -258,7 +259,11 @@ impl<O: Observer> World<O> {
             Compute::Waiting => state.inbound == Inbound::Ready,
             Compute::Evicted => false,
         });
-        if has_kv { (self.requests[key.request.0 as usize].prompt_tokens + made).saturating_sub(1).max(1) } else { 0 }
+        if has_kv {
+            (self.requests[key.request.0 as usize].prompt_tokens + made).saturating_sub(1).max(1)
+        } else {
+            0
+        }
     }
 
     /// The share of a pass that has ended in which lost work was done again, or work for nobody.

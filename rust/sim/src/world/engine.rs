@@ -192,13 +192,7 @@ struct Teller<'a, O> {
 
 impl<O: Observer> Teller<'_, O> {
     /// One more token of a request. One that is made again is not given again.
-    fn emit(
-        &mut self,
-        now_ns: u64,
-        request: RequestId,
-        stream: &mut Stream,
-        crashes: Option<&mut Crashes>,
-    ) {
+    fn emit(&mut self, now_ns: u64, request: RequestId, stream: &mut Stream, crashes: Option<&mut Crashes>) {
         let (is_new, was_behind) = (stream.again == 0, stream.is_behind);
         if let Some(gap_ns) = stream.emit(now_ns) {
             self.gaps.record(gap_ns);
