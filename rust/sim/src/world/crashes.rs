@@ -94,6 +94,7 @@ impl<O: Observer> World<O> {
         }
     }
 
+    #[cold]
     pub(super) fn fail(&mut self, machine: u32) -> Result<(), SimError> {
         // Once everything has ended no further crash is looked for, so that the run ends.
         if !self.is_over() {
@@ -102,6 +103,7 @@ impl<O: Observer> World<O> {
         self.crash(machine)
     }
 
+    #[cold]
     pub(super) fn kill(&mut self, at: u32) -> Result<(), SimError> {
         let target = self.crashes.as_ref().map(|crashes| crashes.kills[at as usize].target);
         match target {
@@ -267,6 +269,7 @@ impl<O: Observer> World<O> {
     }
 
     /// The share of a pass that has ended in which lost work was done again, or work for nobody.
+    #[cold]
     pub(super) fn count_lost_work(&mut self, at: usize) {
         let (plan, engine) = (self.machines[at].plan(), &self.engines[at]);
         let Some(crashes) = &mut self.crashes else { return };
@@ -292,6 +295,7 @@ impl<O: Observer> World<O> {
 
     /// The attempt of a request is over, whatever its legs still do: they make no more tokens. Returns the tokens that
     /// the Cluster knows to be delivered, after which the next attempt begins.
+    #[cold]
     pub(super) fn give_up(&mut self, request: u32) -> u32 {
         for engine in &mut self.engines {
             engine.give_up(request, &mut self.streams);
@@ -308,6 +312,7 @@ impl<O: Observer> World<O> {
     }
 
     /// A machine is back under its next incarnation, with nothing.
+    #[cold]
     pub(super) fn repaired(&mut self, machine: u32) -> Result<(), SimError> {
         let Some(crashes) = &mut self.crashes else { return Ok(()) };
         crashes.is_up[machine as usize] = true;

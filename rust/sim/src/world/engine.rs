@@ -364,6 +364,7 @@ impl Engine {
     }
 
     /// One token for each request that is behind. One that has caught up joins the batch.
+    #[cold]
     fn decode_behind<O: Observer>(
         &mut self,
         now_ns: u64,
