@@ -213,9 +213,36 @@ fn either_end_of_a_transfer_may_die_in_it() {
             assert_eq!(runs[0].given_before(0, 1_000_000_000), 1, "the first token comes with the prefill");
             assert_eq!((resume.resumed, restart.restarted), (resumed, 1), "{transfer} {killed}");
             assert_eq!(resume.lost_tokens, 1000, "{transfer} {killed}");
+            assert_eq!(report.summary.transfer.count, 0, "the survivor takes it whole: {transfer} {killed}");
             assert_eq!((finished(&runs[0]), finished(&runs[1])), (1, 1));
         }
     }
+}
+
+/// The destination dies while the source prefills: that pass is for an attempt that is over, and gives nobody a token.
+#[test]
+fn a_prefill_whose_destination_dies_meanwhile_gives_no_token() {
+    let rows = [(0, 2000, 5)];
+    let machines = Split("1xdgx-h100", "1xdgx-h100");
+    let (calm, _) = watch(machines, &rows, "kill=t0@100", Options::default());
+    let (report, runs) = watch(machines, &rows, "kill=t0@0.1", Options::default());
+    let (prefill_ns, ttft_ns) = (calm.rows[0].ttft_ns, report.rows[0].ttft_ns);
+    assert_eq!((ttft_ns, runs[1].tokens[0][0].0), (2 * prefill_ns, 2 * prefill_ns));
+    let resume = faults(&report).resume;
+    assert_eq!((resume.restarted, resume.lost_tokens), (1, 2000), "computed for nothing");
+    assert_eq!(resume.lost_work_s, prefill_ns as f64 / 1e9);
+}
+
+/// With slow messages the Cluster gives an attempt up that decodes already, since it has not heard of the landing. What
+/// such an attempt makes until it is aborted goes nowhere, though others join and leave its batch meanwhile.
+#[test]
+fn an_attempt_that_was_given_up_makes_no_tokens_while_its_abort_is_on_its_way() {
+    let rows: Vec<Row> = (0..60).map(|id| (id * 40, 200, 60)).collect();
+    let slow = Options { message_delay_s: 0.25, ..Options::default() };
+    let (report, runs) = watch(Split("2xdgx-h100", "1xdgx-h100"), &rows, "kill=p0@1.5,repair=1", slow);
+    let resumed = faults(&report).resume.resumed;
+    assert!(resumed >= 3, "{resumed} were met after their first token");
+    assert_eq!((finished(&runs[0]), finished(&runs[1])), (60, 60));
 }
 
 /// A source that dies after its KV has landed costs nothing.
