@@ -322,9 +322,13 @@ impl Engine {
                 continue;
             }
             let stream = &streams[key.request.0 as usize];
+            if !stream.is_live(key.attempt) {
+                // Given up, and still in the pass.
+                continue;
+            }
             if stream.is_behind {
-                self.behind.extend(stream.is_live(key.attempt).then_some(request));
-            } else if stream.is_live(key.attempt) {
+                self.behind.push(request);
+            } else {
                 self.batch.push(Decoding::load(request, streams));
             }
         }
