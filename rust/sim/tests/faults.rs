@@ -6,6 +6,7 @@ mod common;
 use common::Machines::{Split, Unsplit};
 use common::{Machines, TempFile, run, with_machines};
 use proptest::prelude::*;
+use splitcore_core::machine::BatchPlan;
 use splitcore_sim::report::{FaultReport, Outcome, RecoveryReport};
 use splitcore_sim::{Observer, Options, Recovery, Report, SimError, simulate, simulate_observed};
 
@@ -19,6 +20,8 @@ struct Seen {
     /// Tokens given, by request: when, and how many are to come.
     tokens: Vec<Vec<(u64, u32)>>,
     ends: Vec<Vec<Outcome>>,
+    /// Prefills of further attempts that sample: the tokens up to there, and those the client has as the pass starts.
+    resumed: Vec<(usize, u32, u32)>,
     words: Vec<[u64; 3]>,
 }
 
@@ -38,11 +41,20 @@ impl Observer for Clients {
     fn run_started(&mut self, recovery: Recovery) {
         let count = self.requests;
         let (tokens, ends) = (vec![Vec::new(); count], vec![Vec::new(); count]);
-        self.runs.push(Seen { recovery, tokens, ends, words: Vec::new() });
+        self.runs.push(Seen { recovery, tokens, ends, resumed: Vec::new(), words: Vec::new() });
     }
 
     fn logged(&mut self, words: [u64; 3]) {
         self.now().words.push(words);
+    }
+
+    fn pass_started(&mut self, _: u64, _: u32, _: u64, plan: &BatchPlan) {
+        let now = self.now();
+        for prefill in plan.prefills.iter().filter(|prefill| prefill.samples && prefill.key.attempt.0 > 1) {
+            let request = prefill.key.request.0 as usize;
+            let given = now.tokens[request].len() as u32;
+            now.resumed.push((request, prefill.start + prefill.tokens, given));
+        }
     }
 
     fn token(&mut self, now_ns: u64, request: u64, left: u32) {
@@ -242,6 +254,10 @@ fn an_attempt_that_was_given_up_makes_no_tokens_while_its_abort_is_on_its_way() 
     let (report, runs) = watch(Split("2xdgx-h100", "1xdgx-h100"), &rows, "kill=p0@1.5,repair=1", slow);
     let resumed = faults(&report).resume.resumed;
     assert!(resumed >= 3, "{resumed} were met after their first token");
+    let (resumes, restarts) = (&runs[0].resumed, &runs[1].resumed);
+    assert!(resumes.iter().filter(|resume| resume.2 > 0).count() as u64 >= resumed);
+    assert!(resumes.iter().all(|&(_, tokens, given)| tokens == 200 + given), "{resumes:?}");
+    assert!(restarts.iter().all(|&(_, tokens, _)| tokens == 200), "{restarts:?}");
     assert_eq!((finished(&runs[0]), finished(&runs[1])), (60, 60));
 }
 
