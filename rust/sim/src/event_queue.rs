@@ -182,6 +182,17 @@ mod tests {
         queue.push(4, ());
     }
 
+    #[test]
+    fn what_is_kept_stays_in_order() {
+        let mut queue = EventQueue::new();
+        for (time_ns, number) in [(0, 1), (5, 2), (3, 3), (5, 4), (0, 6), (5, 7), (3, 8)] {
+            queue.push(time_ns, number);
+        }
+        queue.retain(|number| *number % 2 == 0);
+        let order: Vec<_> = std::iter::from_fn(|| queue.pop()).collect();
+        assert_eq!(order, [(0, 6), (3, 8), (5, 2), (5, 4)]);
+    }
+
     proptest! {
         /// Against a list searched for the least (time, push order): any mix of pushes and pops.
         #[test]

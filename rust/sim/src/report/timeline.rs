@@ -155,6 +155,15 @@ mod tests {
     }
 
     #[test]
+    fn a_pass_cut_short_counts_up_to_there() {
+        let (mut cut, mut short) = (Timeline::new(), Timeline::new());
+        cut.add(50 * MS, 375 * MS, 8, 1000);
+        cut.take_back(225 * MS, 375 * MS, 8, 1000);
+        short.add(50 * MS, 225 * MS, 8, 1000);
+        assert_eq!(cut.series(400 * MS, 1), short.series(400 * MS, 1));
+    }
+
+    #[test]
     fn the_last_bucket_is_cut_at_the_end() {
         let mut timeline = Timeline::new();
         timeline.add(100 * MS, 150 * MS, 6, 0);

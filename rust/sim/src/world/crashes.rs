@@ -126,10 +126,9 @@ impl<O: Observer> World<O> {
         let before = self.tell_progress()?;
         self.tell_cluster(&ClusterEvent::Lose { machine: lost.id() })?;
         self.count_faults(&before, &lost);
-        for other in 0..self.machines.len() as u32 {
-            let is_up = |crashes: &Box<Crashes>| crashes.is_up[other as usize];
-            if self.crashes.as_ref().is_some_and(is_up) {
-                self.tell_machine(other, &MachineEvent::PeerLost { machine: lost.id() })?;
+        for other in 0..self.machines.len() {
+            if self.crashes.as_ref().is_some_and(|crashes| crashes.is_up[other]) {
+                self.tell_machine(other as u32, &MachineEvent::PeerLost { machine: lost.id() })?;
             }
         }
         self.queue.push(repaired_ns, Event::Repaired(machine));
@@ -163,8 +162,12 @@ impl<O: Observer> World<O> {
                 }
                 !gone
             }
-            Event::LinksTimer | Event::Lands(_) | Event::ClusterTick => true,
-            Event::Kill(_) | Event::Fails(_) | Event::Repaired(_) => true,
+            Event::LinksTimer
+            | Event::Lands(_)
+            | Event::ClusterTick
+            | Event::Kill(_)
+            | Event::Fails(_)
+            | Event::Repaired(_) => true,
         });
         if let Some(crashes) = &mut self.crashes {
             crashes.joins[at].machine = id;
