@@ -122,7 +122,9 @@ fn watch_options(options: &Options, rows: &[Row]) -> (Report, Vec<Seen>) {
     );
     assert_eq!(runs[0].crashes().len() as u64, faults(&report).resume.crashes);
     assert_eq!(runs[1].crashes().len() as u64, faults(&report).restart.crashes);
-    runs.iter().for_each(|run| run.assert_whole(rows));
+    for run in &runs {
+        run.assert_whole(rows);
+    }
     (report, runs)
 }
 
