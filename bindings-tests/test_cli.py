@@ -10,7 +10,7 @@ import textwrap
 import pytest
 
 import splitcore
-from splitcore.schema import METRICS, OUTCOMES, PERCENTILES
+from splitcore.schema import METRICS, OUTCOMES, PERCENTILES, Recovery
 from splitcore.units import OptionError, bandwidth
 
 SMALL = ("--rate", "4", "--duration", "20")
@@ -80,8 +80,8 @@ def test_every_option_is_in_the_help(cli):
     shown = cli("simulate", "--help").stdout
     options = (
         "prompt token mixed unsplit model trace rate duration arrivals cv sampling seed policy costs profile transfer "
-        "link-bandwidth contention mixed-return reserve cut ties message-delay max-in-flight kv-limit requests-limit "
-        "json requests plot"
+        "link-bandwidth contention faults mixed-return reserve cut ties message-delay max-in-flight kv-limit "
+        "requests-limit json requests plot"
     )
     assert [name for name in options.split() if f"--{name} " not in shown] == []
 
@@ -142,6 +142,26 @@ def test_rejected_requests_are_told_and_drawn(cli, tmp_path):
     assert "rejected" in shown
     assert "inf >= " in shown
     assert ",rejected\n" in (tmp_path / "run.csv").read_text()
+
+
+def test_faults_are_told_in_a_table_and_in_the_summary(cli):
+    faulty = (*SPLIT, "--faults", "kill=t0@10,repair=5")
+    shown = cli("simulate", *faulty).stdout
+    for word in ("1 crashes", "resume (this run)", "restart", "lost work", "lost KV tokens", "crash to next new token"):
+        assert word in shown
+    summary = _summary(cli("simulate", *faulty, "--json", "-"))
+    faults = summary.pop("faults")
+    assert set(summary) == set(SUMMARY)
+    restart = faults.pop("restart")
+    assert set(faults) == set(restart) == set(Recovery.__annotations__)
+    assert faults["crashes"] == restart["crashes"] == 1
+    assert (faults["resumed"] > 0, restart["resumed"], faults["failed"]) == (True, 0, 0)
+    assert faults["extra_time_s"] < restart["extra_time_s"]
+    assert faults["attainment"] == summary["slo"]["attainment"]
+
+
+def test_without_faults_there_is_no_table_of_them(cli):
+    assert "crash" not in cli("simulate", *SPLIT).stdout
 
 
 def test_requests_limit_cuts_the_arrivals(cli):
@@ -223,6 +243,9 @@ BAD_OPTIONS = {
     "bandwidth that is a word": ((*SPLIT, "--link-bandwidth", "fast"), "--link-bandwidth"),
     "bandwidth of zero": ((*SPLIT, "--link-bandwidth", "0GB/s"), "--link-bandwidth"),
     "switch that is neither": ((*SPLIT, "--kv-limit", "maybe"), "--kv-limit"),
+    "fault of no kind": ((*SPLIT, "--faults", "often"), "--faults: expected mtbf=SECONDS, repair=SECONDS or kill="),
+    "fault of a machine that is not there": ((*SPLIT, "--faults", "kill=t1@5"), "--faults: expected a machine"),
+    "faults without end": ((*SPLIT, "--faults", "mtbf=0"), "--faults: expected seconds"),
     "missing trace": (("--unsplit", "1xdgx-h100", "--trace", "none.csv"), "none.csv"),
     "plot of an unknown kind": ((*UNSPLIT, "--plot", "run.gif"), "--plot"),
     "one file for two outputs": ((*UNSPLIT, "--json", "run.csv", "--requests", "run.csv"), "--requests"),

@@ -51,6 +51,28 @@ def test_the_same_options_give_the_same_rows():
     assert splitcore.simulate(**SMALL, seed=1).summary["digest"] != first.summary["digest"]
 
 
+def test_faults_are_the_same_for_a_seed_and_leave_the_workload_alone():
+    faulty = SMALL | {"faults": "mtbf=30,repair=3,kill=t1@8", "check": True}
+    first, second, calm = splitcore.simulate(**faulty), splitcore.simulate(**faulty), splitcore.simulate(**SMALL)
+    assert first.summary["digest"] == second.summary["digest"] != calm.summary["digest"]
+    assert first.summary["faults"] == second.summary["faults"]
+    assert "faults" not in calm.summary
+    for field in ("arrival_s", "prompt_tokens", "output_tokens"):
+        assert (first.requests[field] == calm.requests[field]).all()
+    met = first.requests["attempts"] > 1
+    assert 0 < met.sum() < len(met)
+    assert first.summary["faults"]["crashes"] > 1
+
+
+def test_the_progress_of_a_run_with_faults_counts_both_runs():
+    calls = []
+    options = {"unsplit": "40xdgx-h100", "rate": 70.0, "requests": 8000, "faults": "kill=m0@5"}
+    splitcore.simulate(**options, progress=lambda *call: calls.append(call))
+    assert {total for _, total in calls} == {16_000}
+    assert calls == sorted(calls)
+    assert calls[-1][0] > 8000
+
+
 @pytest.mark.parametrize(
     ("options", "option"),
     [
@@ -59,6 +81,8 @@ def test_the_same_options_give_the_same_rows():
         ({"seed": "x"}, "seed"),
         ({"prompt": "3xabacus"}, "prompt"),
         ({"policy": "best"}, "policy"),
+        ({"faults": "kill=t9@1"}, "faults"),
+        ({"faults": 5}, "faults"),
     ],
 )
 def test_a_bad_option_of_a_run_is_named(options, option):

@@ -88,6 +88,7 @@ def simulate(
     max_in_flight: int | None = None,
     kv_limit: bool = True,
     requests: int | None = None,
+    faults: str | None = None,
     check: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Report:
@@ -124,8 +125,12 @@ def simulate(
         max_in_flight: Arrivals are rejected while this many requests are being served.
         kv_limit: Whether the memory of the machines bounds their KV cache.
         requests: Arrivals are cut after this many.
+        faults: Machine faults, as ``"mtbf=600,repair=30,kill=t0@20"``: mean seconds that one machine is up, seconds
+            until a crashed one is back (30 by default), and machines to crash at a time. The workload is then
+            simulated twice: the report is that of requests that resume, and its summary's ``faults`` tells what
+            faults cost there and where requests restart from scratch.
         check: Recount every invariant after every event; slow, for those who change the scheduler.
-        progress: Called now and then with the requests that have ended and the total.
+        progress: Called now and then with the requests that have ended and the total, both twice with faults.
 
     Returns:
         The report: summary, one row per request, and batch sizes over time.
@@ -162,6 +167,7 @@ def simulate(
         "max_in_flight": max_in_flight,
         "kv_limit": kv_limit,
         "requests": requests,
+        "faults": faults,
         "check": check,
     }
     return _simulate({name: value for name, value in options.items() if value is not None}, progress)

@@ -93,6 +93,9 @@ def simulate(
     link_bandwidth: Annotated[str | None, _machines("RATE", "Of every machine, as 200GiB/s.")] = None,
     contention: Annotated[_Switch, _machines("on|off", "Transfers share the links.")] = "on",
     kv_limit: Annotated[_Switch, _machines("on|off", "Memory bounds the KV cache.")] = "on",
+    faults: Annotated[
+        str | None, _machines("SPEC", "Crashes: mtbf=S, repair=S, kill=NAME@S, as mtbf=600,repair=30,kill=t0@20.")
+    ] = None,
     model: Annotated[str, _workload("NAME", "bloom-176b or llama2-70b.")] = "bloom-176b",
     trace: Annotated[str, _workload("NAME|FILE", "azure-conv, azure-code, or a CSV or JSONL trace.")] = "azure-conv",
     rate: Annotated[float | None, _workload("PER_S", "Requests a second; a trace is stretched to it.")] = None,
@@ -153,6 +156,7 @@ def simulate(
             max_in_flight=max_in_flight,
             kv_limit=kv_limit == "on",
             requests=requests_limit,
+            faults=faults,
             progress=bar.update,
         )
     outputs.write()

@@ -11,6 +11,7 @@ __all__ = [
     "OUTCOMES",
     "PERCENTILES",
     "Distribution",
+    "Faults",
     "Gaps",
     "Limits",
     "MachineUse",
@@ -19,6 +20,7 @@ __all__ = [
     "Outcome",
     "Percentile",
     "Percentiles",
+    "Recovery",
     "RequestCounts",
     "RequestLimits",
     "SloLimits",
@@ -139,6 +141,32 @@ class Moves(TypedDict):
     to_home: int
 
 
+class Recovery(TypedDict):
+    """What faults cost; a request that meets one is resumed, restarted or failed."""
+
+    crashes: int
+    lost_work_s: float
+    """Machine seconds: passes cut short, and the shares of whole passes that computed `lost_tokens`."""
+    lost_tokens: int
+    """KV tokens that had been computed and were computed again, or for a request given up meanwhile."""
+    resumed: int
+    """Times a request went on elsewhere after the tokens its client has."""
+    restarted: int
+    """Times a request began again from its prompt."""
+    failed: int
+    """Requests given up after too many attempts."""
+    attainment: float | None
+    """As `Slos.attainment`."""
+    extra_time_s: float | None
+    """Mean seconds from a crash to the next token that is new to the client of a request it met."""
+
+
+class Faults(Recovery):
+    """The run itself, whose requests resume, and beside it the same faults with restarts from scratch."""
+
+    restart: Recovery
+
+
 class MachineUse(TypedDict):
     """What one machine did."""
 
@@ -172,6 +200,8 @@ class Summary(TypedDict):
     gaps_s: Gaps
     """Every gap between two tokens of a request."""
     pools: Moves
+    faults: NotRequired[Faults]
+    """Only of runs with faults."""
     machines: list[MachineUse]
     out_of_range_lookups: int
     """Look-ups beyond the measured range of the cost model."""

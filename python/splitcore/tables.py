@@ -8,7 +8,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from splitcore.schema import METRICS, OUTCOMES, PERCENTILES, MachineUse, Metric, Percentile, Summary
+from splitcore.schema import METRICS, OUTCOMES, PERCENTILES, Faults, MachineUse, Metric, Percentile, Summary
 
 __all__ = ["comparison", "console", "fit_errors", "run"]
 
@@ -61,6 +61,7 @@ def run(summary: Summary) -> RenderableType:
         latencies,
         slos,
         _pools(summary["machines"]),
+        *([_faults(summary["faults"])] if "faults" in summary else []),
         facts,
     )
 
@@ -160,6 +161,22 @@ def _pools(machines: Iterable[MachineUse]) -> Table:
         batch = (sum(machine[tokens] for machine in pool) / passes for tokens in _BATCHED)
         shares = (min(use), sum(use) / len(use), max(use))
         table.add_row(name, *(f"{share:.0%}" for share in shares), *(_three_digits(mean) for mean in batch))
+    return table
+
+
+def _faults(faults: Faults) -> Table:
+    """Draw what faults cost the run, and what they would have cost with restarts from scratch."""
+    ways = (faults, faults["restart"])
+    table = _table(f"{faults['crashes']:,} crashes", "resume (this run)", "restart")
+    table.add_row("requests resumed", *(f"{way['resumed']:,}" for way in ways))
+    table.add_row("requests restarted", *(f"{way['restarted']:,}" for way in ways))
+    table.add_row("requests failed", *(f"{way['failed']:,}" for way in ways))
+    table.add_row("lost work [machine s]", *(_three_digits(way["lost_work_s"]) for way in ways))
+    table.add_row("lost KV tokens", *(f"{way['lost_tokens']:,}" for way in ways))
+    waits = (way["extra_time_s"] for way in ways)
+    table.add_row("crash to next new token, mean [s]", *("-" if s is None else _three_digits(s) for s in waits))
+    shares = (way["attainment"] for way in ways)
+    table.add_row("requests within all p99 limits", *("-" if share is None else f"{share:.1%}" for share in shares))
     return table
 
 

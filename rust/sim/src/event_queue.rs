@@ -89,6 +89,12 @@ impl<E> EventQueue<E> {
         Some((next.time_ns, next.event))
     }
 
+    /// Keeps only some events, in their order. O(events).
+    pub fn retain(&mut self, mut keep: impl FnMut(&E) -> bool) {
+        self.heap.retain(|entry| keep(&entry.event));
+        self.now_lane.retain(keep);
+    }
+
     /// Moves the clock on without an event, to a time that no event precedes.
     ///
     /// # Panics
@@ -174,6 +180,17 @@ mod tests {
         queue.push(5, ());
         queue.pop();
         queue.push(4, ());
+    }
+
+    #[test]
+    fn what_is_kept_stays_in_order() {
+        let mut queue = EventQueue::new();
+        for (time_ns, number) in [(0, 1), (5, 2), (3, 3), (5, 4), (0, 6), (5, 7), (3, 8)] {
+            queue.push(time_ns, number);
+        }
+        queue.retain(|number| *number % 2 == 0);
+        let order: Vec<_> = std::iter::from_fn(|| queue.pop()).collect();
+        assert_eq!(order, [(0, 6), (3, 8), (5, 2), (5, 4)]);
     }
 
     proptest! {

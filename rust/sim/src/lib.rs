@@ -23,6 +23,7 @@
 pub mod cost;
 pub mod error;
 pub mod event_queue;
+mod faults;
 pub mod links;
 pub mod machines;
 mod observer;
@@ -34,6 +35,7 @@ pub mod workload;
 mod world;
 
 pub use error::SimError;
+pub use faults::Recovery;
 pub use observer::Observer;
 pub use options::Options;
 pub use simulate::{Report, simulate, simulate_observed};

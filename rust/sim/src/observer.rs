@@ -2,12 +2,16 @@
 
 use splitcore_core::machine::BatchPlan;
 
+use crate::faults::Recovery;
 use crate::report::Outcome;
 
 /// Told what happens in a run, as it happens. Every method does nothing unless implemented; `()` watches nothing and
 /// costs nothing. Machines and requests are named by their index.
 #[expect(unused_variables, reason = "the defaults do nothing")]
 pub trait Observer {
+    /// A run begins; with faults there are two, one after the other.
+    fn run_started(&mut self, recovery: Recovery) {}
+
     /// An event as it enters the digest: time, kind and machine, request or other number. Two runs take the same
     /// course as long as these agree.
     fn logged(&mut self, words: [u64; 3]) {}
@@ -15,8 +19,11 @@ pub trait Observer {
     /// A machine starts a pass.
     fn pass_started(&mut self, now_ns: u64, machine: u32, end_ns: u64, plan: &BatchPlan) {}
 
-    /// A pass ends: its decodes, and those of its prefills that sample, have got a token.
+    /// A pass ends, unless its machine has crashed: its decodes, and those of its prefills that sample, have got a token.
     fn pass_ended(&mut self, now_ns: u64, machine: u32, plan: &BatchPlan) {}
+
+    /// A client gets a token, with `left` to come. A token that is made again is not given again.
+    fn token(&mut self, now_ns: u64, request: u64, left: u32) {}
 
     /// The KV of a request has arrived, `visible_ns` after the end of its prefill.
     fn landed(&mut self, now_ns: u64, from: u32, to: u32, request: u64, visible_ns: u64) {}
@@ -29,6 +36,10 @@ pub trait Observer {
 impl Observer for () {}
 
 impl<O: Observer> Observer for &mut O {
+    fn run_started(&mut self, recovery: Recovery) {
+        (**self).run_started(recovery);
+    }
+
     fn logged(&mut self, words: [u64; 3]) {
         (**self).logged(words);
     }
@@ -39,6 +50,10 @@ impl<O: Observer> Observer for &mut O {
 
     fn pass_ended(&mut self, now_ns: u64, machine: u32, plan: &BatchPlan) {
         (**self).pass_ended(now_ns, machine, plan);
+    }
+
+    fn token(&mut self, now_ns: u64, request: u64, left: u32) {
+        (**self).token(now_ns, request, left);
     }
 
     fn landed(&mut self, now_ns: u64, from: u32, to: u32, request: u64, visible_ns: u64) {

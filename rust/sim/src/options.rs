@@ -58,6 +58,9 @@ pub struct Options {
     pub kv_limit: bool,
     /// Stop after this many arrivals.
     pub requests: Option<usize>,
+    /// Machine faults, as `mtbf=600,repair=30,kill=t0@20`. The run is then made twice: requests that meet a fault
+    /// resume, and restart from scratch.
+    pub faults: Option<String>,
     /// Recount every invariant after every event (slow).
     pub check: bool,
 }
@@ -91,6 +94,7 @@ impl Default for Options {
             max_in_flight: None,
             kv_limit: true,
             requests: None,
+            faults: None,
             check: false,
         }
     }

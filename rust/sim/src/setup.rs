@@ -10,6 +10,7 @@ use splitcore_core::placement::Reserve;
 
 use crate::SimError;
 use crate::cost::{CostKind, CostModel, IdleReference, Profile};
+use crate::faults::FaultPlan;
 use crate::links::{Contention, Nic};
 use crate::machines::{MachineGroup, MachineKind, Model, kv_capacity_tokens, parse_groups};
 use crate::options::Options;
@@ -42,6 +43,7 @@ pub(crate) struct Setup {
     pub(crate) contention: Contention,
     pub(crate) message_delay_ns: u64,
     pub(crate) workload: Workload,
+    pub(crate) faults: Option<FaultPlan>,
     pub(crate) seed: u64,
     pub(crate) check: bool,
 }
@@ -81,6 +83,8 @@ impl Setup {
                 machines.push(MachineSetup { name, role, kind: group.kind, cost, config, link, nic });
             }
         }
+        let names = || machines.iter().map(|machine| machine.name.as_str());
+        let faults = options.faults.as_deref().map(|text| FaultPlan::parse(text, names())).transpose()?;
         Ok(Self {
             model,
             cost_kind,
@@ -91,6 +95,7 @@ impl Setup {
             contention: if options.contention { Contention::On } else { Contention::Off },
             message_delay_ns,
             workload: workload_spec(options)?.build()?,
+            faults,
             seed: options.seed,
             check: options.check,
         })

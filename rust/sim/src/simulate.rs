@@ -6,10 +6,12 @@ use splitcore_core::event::Role;
 
 use crate::SimError;
 use crate::cost::CostKind;
+use crate::faults::Recovery;
 use crate::observer::Observer;
 use crate::options::Options;
 use crate::report::{
-    Inputs, PoolMoves, Reference, RequestRecord, RequestRow, RunFacts, SloLimits, Summary, TbtRule, Timelines,
+    FaultReport, FaultTally, Inputs, PoolMoves, Reference, RequestRecord, RequestRow, RunFacts, SloLimits,
+    Summary, TbtRule, Timelines,
 };
 use crate::setup::Setup;
 use crate::world::{World, role_name};
@@ -39,7 +41,8 @@ pub struct Report {
 /// Runs a workload through a simulated cluster.
 ///
 /// `control` is called every 65,536 events with requests ended and requests in all; it returns false to stop.
-/// The same options give the same report, `wall_s` apart.
+/// The same options give the same report, `wall_s` apart. With faults the workload runs twice, and counts twice: the
+/// report is that of requests that resume, beside what faults cost where they restart.
 ///
 /// # Errors
 /// Bad options or input files, before anything runs; a stuck run; an interruption.
@@ -54,14 +57,37 @@ pub fn simulate(options: &Options, control: &mut dyn FnMut(u64, u64) -> bool) ->
 pub fn simulate_observed(
     options: &Options,
     control: &mut dyn FnMut(u64, u64) -> bool,
-    observer: impl Observer,
+    mut observer: impl Observer,
 ) -> Result<Report, SimError> {
     let setup = Setup::new(options)?;
+    if setup.faults.is_none() {
+        return Ok(whole_run(&setup, Recovery::Resume, options, control, observer)?.0);
+    }
+    let count = setup.workload.requests.len() as u64;
+    let mut first = |ended, total| control(ended, 2 * total);
+    let (mut report, resume) = whole_run(&setup, Recovery::Resume, options, &mut first, &mut observer)?;
+    let mut second = |ended, total| control(count + ended, 2 * total);
+    let (again, restart) = whole_run(&setup, Recovery::Restart, options, &mut second, &mut observer)?;
+    report.summary.faults = resume.zip(restart).map(|(resume, restart)| FaultReport {
+        resume: resume.report(report.summary.slo.attainment),
+        restart: restart.report(again.summary.slo.attainment),
+    });
+    Ok(report)
+}
+
+/// One run and its report, and what faults cost it.
+fn whole_run(
+    setup: &Setup,
+    recovery: Recovery,
+    options: &Options,
+    control: &mut dyn FnMut(u64, u64) -> bool,
+    observer: impl Observer,
+) -> Result<(Report, Option<FaultTally>), SimError> {
     let started = Instant::now();
-    let mut world = World::new(&setup, observer)?;
-    run(&mut world, &setup, control)?;
+    let mut world = World::new(setup, recovery, observer)?;
+    run(&mut world, setup, control)?;
     let wall_s = started.elapsed().as_secs_f64();
-    Ok(report(&world, &setup, options, wall_s))
+    Ok((report(&world, setup, options, wall_s), world.fault_tally()))
 }
 
 fn run<O: Observer>(
@@ -106,9 +132,7 @@ fn report<O: Observer>(world: &World<O>, setup: &Setup, options: &Options, wall_
         e2e_ns: setup.reference.e2e_ns(prompt, output),
     };
     let counters = world.cluster().counters();
-    let machine_counters = world.machines().iter().map(splitcore_core::machine::Machine::counters);
-    let (evictions, pauses) =
-        machine_counters.fold((0, 0), |sum, each| (sum.0 + each.evicted, sum.1 + each.paused));
+    let (evictions, pauses) = world.evictions_and_pauses();
     let summary = Summary::new(Inputs {
         rows: &rows,
         gaps: &world.gaps,

@@ -4,6 +4,7 @@
 //! infinitely slow. Infinities and missing values become null in JSON and empty cells in CSV.
 
 mod digest;
+mod faults;
 mod files;
 mod gaps;
 mod quantiles;
@@ -15,6 +16,7 @@ mod tally;
 mod timeline;
 
 pub use digest::Digest;
+pub use faults::{FaultReport, FaultTally, RecoveryReport};
 pub use files::{write_requests_csv, write_summary_json};
 pub use gaps::{GapHistogram, GapQuantiles};
 pub use quantiles::{Percentiles, Quantiles};

@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 
+use super::faults::FaultReport;
 use super::gaps::{GapHistogram, GapQuantiles};
 use super::quantiles::{Quantiles, finite};
 use super::rows::{Outcome, RequestRow, TbtRule};
@@ -108,6 +109,9 @@ pub struct Summary {
     pub gaps_s: GapQuantiles,
     /// Moves between pools.
     pub pools: PoolMoves,
+    /// What faults cost, and what restarts from scratch would have; absent without faults.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub faults: Option<FaultReport>,
     /// Machine by machine.
     pub machines: Vec<MachineReport>,
     /// Cost-model look-ups outside what was profiled.
@@ -143,7 +147,7 @@ pub struct Summary {
 }
 
 impl Summary {
-    /// Works out all metrics of a run.
+    /// Works out all metrics of a run; of faults it knows nothing.
     pub fn new(inputs: Inputs<'_>) -> Self {
         let Inputs { rows, tbt_rule, facts, .. } = inputs;
         Self {
@@ -156,6 +160,7 @@ impl Summary {
             transfer: inputs.transfers.report(),
             gaps_s: inputs.gaps.quantiles(),
             pools: inputs.pools,
+            faults: None,
             machines: inputs.machines.iter().map(|machine| machine.report(facts.duration_ns)).collect(),
             out_of_range_lookups: facts.out_of_range_lookups,
             cost_model: facts.cost_model,

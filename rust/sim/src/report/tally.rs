@@ -122,6 +122,14 @@ impl MachineTally {
         self.batch_decodes_max = self.batch_decodes_max.max(decodes);
     }
 
+    /// Takes back what a pass that was entered will not do: its last `left_ns`, and its tokens.
+    pub fn cut_pass(&mut self, left_ns: u64, prompt_tokens: u32, decodes: u32) {
+        self.busy_ns -= left_ns;
+        self.passes -= 1;
+        self.prompt_tokens -= u64::from(prompt_tokens);
+        self.decode_tokens -= u64::from(decodes);
+    }
+
     /// Enters how many KV tokens it has blocks for now.
     pub fn record_kv(&mut self, tokens: u64) {
         self.peak_kv_tokens = self.peak_kv_tokens.max(tokens);

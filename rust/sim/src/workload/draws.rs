@@ -3,6 +3,9 @@
 use rand_core::{Rng, SeedableRng};
 use rand_pcg::Pcg64;
 
+/// Tells the seed of faults from that of the workload.
+const FAULTS: u64 = 0x6661_756c_7473;
+
 /// Separate streams of one seed, so that arrivals at another rate leave the sizes as they were.
 pub(super) struct Streams {
     pub(super) arrivals: Draws,
@@ -17,13 +20,19 @@ impl Streams {
 }
 
 /// One stream of random numbers.
-pub(super) struct Draws {
+pub(crate) struct Draws {
     bits: Pcg64,
     /// The polar method makes normals in pairs; the second waits here.
     spare_normal: Option<f64>,
 }
 
 impl Draws {
+    /// Streams of their own for the faults of each machine: they leave the workload of the seed as it is.
+    pub(crate) fn for_faults(seed: u64, machines: usize) -> Vec<Self> {
+        let mut root = Pcg64::seed_from_u64(seed ^ FAULTS);
+        (0..machines).map(|_| Self::fork(&mut root)).collect()
+    }
+
     /// Takes state and increment from `root`: PCG streams that share a state are correlated.
     fn fork(root: &mut Pcg64) -> Self {
         Self { bits: Pcg64::from_rng(root), spare_normal: None }
@@ -40,7 +49,7 @@ impl Draws {
     }
 
     /// Exponential with mean 1.
-    pub(super) fn exponential(&mut self) -> f64 {
+    pub(crate) fn exponential(&mut self) -> f64 {
         -libm::log(1.0 - self.uniform())
     }
 

@@ -11,6 +11,7 @@ mod sizes;
 mod spec;
 mod trace;
 
+pub(crate) use draws::Draws;
 pub use size_table::SizeTable;
 pub use spec::{Arrivals, Sampling, Source, WorkloadSpec};
 pub use trace::read_trace;

@@ -1,10 +1,11 @@
 //! The engine of each machine: how long a pass takes, and which tokens it makes. It alone knows output lengths.
 
 use splitcore_core::event::MachineEvent;
-use splitcore_core::id::{LegKey, MachineId};
+use splitcore_core::id::{Attempt, LegKey, MachineId, RequestId};
 use splitcore_core::machine::BatchPlan;
 use splitcore_core::placement::Placement;
 
+use super::crashes::Crashes;
 use super::{Event, World};
 use crate::SimError;
 use crate::cost::Pass;
@@ -20,10 +21,14 @@ pub(super) struct Engine {
     cost: usize,
     /// Its place in [`World::timelines`].
     timeline: usize,
+    /// When the running pass began and ends.
+    pub(super) pass_ns: (u64, u64),
     /// The legs that end with the running pass, as the event that will say so.
     done: MachineEvent,
     /// The streams of the requests that decode here, by arrival, kept together: every pass touches them all.
     batch: Vec<Decoding>,
+    /// Requests that decode here and are behind: what they make, their clients have already.
+    pub(super) behind: Vec<u32>,
     /// The plan's, when the batch was made.
     decodes_version: u64,
     /// The last batch, while the next is made from it.
@@ -63,8 +68,10 @@ impl Engine {
         Self {
             cost: machine.cost,
             timeline: machine.role as usize,
+            pass_ns: (0, 0),
             done: MachineEvent::IterationDone { pass: 0, ended: Vec::new() },
             batch: Vec::new(),
+            behind: Vec::new(),
             decodes_version: 0,
             before: Vec::new(),
         }
@@ -76,9 +83,9 @@ impl Engine {
 pub(super) struct Stream {
     arrival_ns: u64,
     /// Tokens the engine will still make.
-    left: u32,
+    pub(super) left: u32,
     /// Of these, the ones that an earlier attempt has made already.
-    again: u32,
+    pub(super) again: u32,
     last_token_ns: u64,
     ttft_ns: u64,
     gap_max_ns: u64,
@@ -86,6 +93,8 @@ pub(super) struct Stream {
     pub(super) token_machine: i32,
     pub(super) attempts: u32,
     pub(super) outcome: Outcome,
+    /// Its last attempt has not yet made a token that the client did not have.
+    pub(super) is_behind: bool,
     /// Its transfer under way.
     pub(super) transfer: Option<u32>,
 }
@@ -103,6 +112,7 @@ impl Stream {
             token_machine: -1,
             attempts: 0,
             outcome: Outcome::Unfinished,
+            is_behind: false,
             transfer: None,
         }
     }
@@ -114,6 +124,7 @@ impl Stream {
             self.again -= 1;
             return None;
         }
+        self.is_behind = false;
         if self.last_token_ns == NO_TIME_NS {
             self.last_token_ns = now_ns;
             self.ttft_ns = now_ns - self.arrival_ns;
@@ -125,16 +136,34 @@ impl Stream {
         Some(gap_ns)
     }
 
-    /// Placed. A further attempt begins anew; the client keeps the tokens it has.
-    pub(super) fn place(&mut self, placement: &Placement, request: &TraceRequest) {
+    /// Whether an attempt is the live one of a request that is not over.
+    pub(super) fn is_live(&self, attempt: Attempt) -> bool {
+        self.attempts == attempt.0 && self.outcome == Outcome::Unfinished
+    }
+
+    /// Tokens that the client has.
+    pub(super) fn given(&self, request: &TraceRequest) -> u32 {
+        request.output_tokens - (self.left - self.again)
+    }
+
+    /// Placed. A further attempt begins after the tokens that the Cluster knows to be delivered; the client keeps all
+    /// that it has.
+    pub(super) fn place(&mut self, placement: &Placement, request: &TraceRequest, delivered: u32) {
         let machine = |id: Option<MachineId>| id.map_or(-1, |id| id.index.cast_signed());
         self.prompt_machine = machine(placement.prompt());
         self.token_machine = machine(placement.token());
         if self.attempts > 0 {
-            self.again = request.output_tokens - (self.left - self.again);
-            self.left = request.output_tokens;
+            self.again = self.given(request) - delivered;
+            self.left = request.output_tokens - delivered;
+            self.is_behind = true;
         }
         self.attempts = placement.attempt.0;
+    }
+
+    /// It has its last token. Returns the leg that ends.
+    fn finish(&mut self, request: u32) -> LegKey {
+        self.outcome = Outcome::Finished;
+        LegKey { request: RequestId(u64::from(request)), attempt: Attempt(self.attempts) }
     }
 
     pub(super) fn row(&self, id: u64, request: &TraceRequest) -> RequestRow {
@@ -151,6 +180,28 @@ impl Stream {
             token_machine: self.token_machine,
             attempts: self.attempts,
             outcome: self.outcome,
+        }
+    }
+}
+
+/// Where tokens that are made one by one are told.
+struct Teller<'a, O> {
+    gaps: &'a mut GapHistogram,
+    observer: &'a mut O,
+}
+
+impl<O: Observer> Teller<'_, O> {
+    /// One more token of a request. One that is made again is not given again.
+    fn emit(&mut self, now_ns: u64, request: RequestId, stream: &mut Stream, crashes: Option<&mut Crashes>) {
+        let (is_new, was_behind) = (stream.again == 0, stream.is_behind);
+        if let Some(gap_ns) = stream.emit(now_ns) {
+            self.gaps.record(gap_ns);
+        }
+        if is_new {
+            self.observer.token(now_ns, request.0, stream.left);
+            if let Some(crashes) = crashes.filter(|_| was_behind) {
+                crashes.caught_up(now_ns, request.0 as u32);
+            }
         }
     }
 }
@@ -178,6 +229,7 @@ impl<O: Observer> World<O> {
         self.out_of_range_lookups += u64::from(cost.out_of_range);
         let (decodes, prompt_tokens) = (plan.decodes.len() as u32, plan.prompt_tokens);
         let end_ns = self.now_ns + cost.ns;
+        engine.pass_ns = (self.now_ns, end_ns);
         self.tallies[at].record_pass(cost.ns, prompt_tokens, decodes);
         // Reports count what waits in the queue too; here it is what has blocks.
         let block_tokens = self.machines[at].config().block_tokens;
@@ -209,29 +261,38 @@ impl<O: Observer> World<O> {
 
     /// Every request of the pass gets a token, unless its prompt needs more than this leg.
     fn emit_tokens(&mut self, at: usize, ended: &mut Vec<LegKey>) {
+        self.engines[at].follow(self.machines[at].plan(), &mut self.streams);
+        if self.crashes.is_some() {
+            self.count_lost_work(at);
+        }
         let plan = self.machines[at].plan();
         let engine = &mut self.engines[at];
-        engine.follow(plan, &mut self.streams);
         let before = ended.len();
         for prefill in plan.prefills.iter().filter(|prefill| prefill.samples) {
             let stream = &mut self.streams[prefill.key.request.0 as usize];
-            if stream.attempts != prefill.key.attempt.0 {
+            if !stream.is_live(prefill.key.attempt) {
                 // Given up while the pass ran; its token goes nowhere.
                 continue;
             }
-            if let Some(gap_ns) = stream.emit(self.now_ns) {
-                self.gaps.record(gap_ns);
-            }
+            let mut teller = Teller { gaps: &mut self.gaps, observer: &mut self.observer };
+            teller.emit(self.now_ns, prefill.key.request, stream, self.crashes.as_deref_mut());
             if stream.left == 0 {
-                stream.outcome = Outcome::Finished;
-                ended.push(prefill.key);
+                ended.push(stream.finish(prefill.key.request.0 as u32));
             }
         }
-        engine.decode(self.now_ns, &mut self.gaps, |index, decoding| {
+        let observer = &mut self.observer;
+        let given = |now_ns, decoding: &Decoding| {
+            observer.token(now_ns, u64::from(decoding.request), decoding.left);
+        };
+        engine.decode(self.now_ns, &mut self.gaps, given, |decoding| {
             decoding.store(&mut self.streams);
-            self.streams[decoding.request as usize].outcome = Outcome::Finished;
-            ended.push(plan.decodes[index]);
+            ended.push(self.streams[decoding.request as usize].finish(decoding.request));
         });
+        if !engine.behind.is_empty() {
+            let mut teller = Teller { gaps: &mut self.gaps, observer: &mut self.observer };
+            let crashes = self.crashes.as_deref_mut();
+            engine.decode_behind(self.now_ns, &mut self.streams, &mut teller, crashes, ended);
+        }
         self.observer.pass_ended(self.now_ns, at as u32, plan);
         for key in &ended[before..] {
             self.observer.ended(self.now_ns, key.request.0, Outcome::Finished);
@@ -249,22 +310,41 @@ impl Engine {
         }
         std::mem::swap(&mut self.batch, &mut self.before);
         self.batch.clear();
+        self.behind.clear();
         let mut before = self.before.iter().peekable();
         for key in &plan.decodes {
             let request = key.request.0 as u32;
             while let Some(gone) = before.next_if(|decoding| decoding.request < request) {
                 gone.store(streams);
             }
-            let stayed = before.next_if(|decoding| decoding.request == request);
-            self.batch.push(stayed.copied().unwrap_or_else(|| Decoding::load(request, streams)));
+            if let Some(stayed) = before.next_if(|decoding| decoding.request == request) {
+                self.batch.push(*stayed);
+                continue;
+            }
+            let stream = &streams[key.request.0 as usize];
+            if !stream.is_live(key.attempt) {
+                // Given up, and still in the pass.
+                continue;
+            }
+            if stream.is_behind {
+                self.behind.push(request);
+            } else {
+                self.batch.push(Decoding::load(request, streams));
+            }
         }
         before.for_each(|gone| gone.store(streams));
     }
 
-    /// One token for each of the batch; calls `end` with each that got its last.
-    fn decode(&mut self, now_ns: u64, gaps: &mut GapHistogram, mut end: impl FnMut(usize, &Decoding)) {
+    /// One token for each of the batch; calls `given` with each, and `end` with each that got its last.
+    fn decode(
+        &mut self,
+        now_ns: u64,
+        gaps: &mut GapHistogram,
+        mut given: impl FnMut(u64, &Decoding),
+        mut end: impl FnMut(&Decoding),
+    ) {
         let (mut gap_ns, mut count) = (0, 0);
-        for (index, decoding) in self.batch.iter_mut().enumerate() {
+        for decoding in &mut self.batch {
             // Requests that decode together share the gap, so it is counted once for a run of equals.
             let gap = now_ns - decoding.last_token_ns;
             if gap != gap_ns {
@@ -277,12 +357,62 @@ impl Engine {
             decoding.left -= 1;
             decoding.last_token_ns = now_ns;
             decoding.gap_max_ns = decoding.gap_max_ns.max(gap);
+            given(now_ns, decoding);
             if decoding.left == 0 {
-                end(index, decoding);
+                end(decoding);
             }
         }
         if count > 0 {
             gaps.record_n(gap_ns, count);
         }
+    }
+
+    /// One token for each request that is behind. One that has caught up joins the batch.
+    #[cold]
+    fn decode_behind<O: Observer>(
+        &mut self,
+        now_ns: u64,
+        streams: &mut [Stream],
+        teller: &mut Teller<'_, O>,
+        mut crashes: Option<&mut Crashes>,
+        ended: &mut Vec<LegKey>,
+    ) {
+        let Self { behind, batch, .. } = self;
+        behind.retain(|&request| {
+            let stream = &mut streams[request as usize];
+            teller.emit(now_ns, RequestId(u64::from(request)), stream, crashes.as_deref_mut());
+            if stream.left == 0 {
+                ended.push(stream.finish(request));
+            } else if !stream.is_behind {
+                let at = batch.partition_point(|decoding| decoding.request < request);
+                batch.insert(at, Decoding::load(request, streams));
+            }
+            streams[request as usize].is_behind && streams[request as usize].left > 0
+        });
+    }
+
+    /// Brings the streams of the batch up to date.
+    pub(super) fn store(&self, streams: &mut [Stream]) {
+        self.batch.iter().for_each(|decoding| decoding.store(streams));
+    }
+
+    /// Makes no more tokens for a request, though its leg may still be in a pass.
+    pub(super) fn give_up(&mut self, request: u32, streams: &mut [Stream]) {
+        self.behind.retain(|&behind| behind != request);
+        if let Ok(at) = self.batch.binary_search_by_key(&request, |decoding| decoding.request) {
+            self.batch.remove(at).store(streams);
+        }
+    }
+
+    /// Its machine has crashed and comes back empty. The streams are up to date.
+    pub(super) fn reset(&mut self) {
+        self.batch.clear();
+        self.behind.clear();
+        self.decodes_version = 0;
+    }
+
+    /// Its machine's place in [`World::timelines`].
+    pub(super) fn timeline(&self) -> usize {
+        self.timeline
     }
 }

@@ -45,9 +45,25 @@ impl Messages {
         self.slots.len() as u32 - 1
     }
 
+    pub(super) fn get(&self, at: u32) -> &Message {
+        &self.slots[at as usize]
+    }
+
     pub(super) fn take(&mut self, at: u32) -> Message {
         self.vacant.push(at);
         self.slots[at as usize]
+    }
+}
+
+impl Message {
+    /// Whether it comes from a machine or goes to it.
+    pub(super) fn concerns(&self, machine: u32) -> bool {
+        match *self {
+            Self::ToCluster { from, .. } => from.index == machine,
+            Self::ToMachine { to, .. } => to == machine,
+            Self::Peer { to, from, .. } => to == machine || from.index == machine,
+            Self::Fenced { machine: at, .. } => at == machine,
+        }
     }
 }
 

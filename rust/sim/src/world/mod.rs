@@ -4,6 +4,7 @@
 //! Events are ordered by (time, sequence). Messages without delay take the same queue, so a run with and without
 //! delay is one code path.
 
+mod crashes;
 mod engine;
 mod messages;
 mod transfers;
@@ -19,11 +20,13 @@ use splitcore_core::time::Time;
 use crate::SimError;
 use crate::cost::CostModel;
 use crate::event_queue::EventQueue;
+use crate::faults::Recovery;
 use crate::links::Links;
 use crate::observer::Observer;
 use crate::report::{Digest, GapHistogram, MachineTally, Outcome, RequestRow, Timeline, TransferTally};
 use crate::setup::Setup;
 use crate::workload::TraceRequest;
+use crashes::Crashes;
 use engine::{Engine, Stream};
 use messages::{Message, Messages};
 use transfers::Transfers;
@@ -43,6 +46,12 @@ enum Event {
     MachineTick(u32),
     /// The Cluster's deadline may have come.
     ClusterTick,
+    /// A crash that the user asked for: its place in the plan.
+    Kill(u32),
+    /// A machine crashes of its own accord.
+    Fails(u32),
+    /// A crashed machine is back.
+    Repaired(u32),
 }
 
 /// The state of a run.
@@ -66,6 +75,8 @@ pub(crate) struct World<O> {
     cluster_tick_armed: Option<u64>,
     cluster_actions: Vec<ClusterAction>,
     machine_actions: Vec<MachineAction>,
+    /// Where machines crash.
+    crashes: Option<Box<Crashes>>,
     pub(crate) gaps: GapHistogram,
     pub(crate) transfer_tally: TransferTally,
     pub(crate) tallies: Vec<MachineTally>,
@@ -83,9 +94,11 @@ pub(crate) struct World<O> {
 
 impl<O: Observer> World<O> {
     /// Machines joined, nothing arrived.
-    pub(crate) fn new(setup: &Setup, observer: O) -> Result<Self, SimError> {
+    pub(crate) fn new(setup: &Setup, recovery: Recovery, mut observer: O) -> Result<Self, SimError> {
+        observer.run_started(recovery);
         let mut cluster = Cluster::new(setup.cluster).map_err(|error| internal(&error))?;
         let mut machines = Vec::new();
+        let mut joins = Vec::new();
         let mut actions = Vec::new();
         for (index, machine) in setup.machines.iter().enumerate() {
             let id = MachineId { index: index as u32, incarnation: 1 };
@@ -100,6 +113,7 @@ impl<O: Observer> World<O> {
             let joined = cluster.handle(Time::ZERO, &ClusterEvent::Join(join), &mut actions);
             let _ = joined.map_err(|error| internal(&error))?;
             machines.push(made);
+            joins.push(join);
         }
         let nics: Vec<_> = setup.machines.iter().map(|machine| machine.nic).collect();
         let count = machines.len();
@@ -108,7 +122,8 @@ impl<O: Observer> World<O> {
             tally.hardware = Some(machine.kind.to_string());
             tally
         };
-        Ok(Self {
+        let crashes = |plan| Box::new(Crashes::new(plan, recovery, joins, setup.seed));
+        let mut world = Self {
             now_ns: 0,
             queue: EventQueue::with_capacity(4 * count),
             messages: Messages::default(),
@@ -127,6 +142,7 @@ impl<O: Observer> World<O> {
             cluster_tick_armed: None,
             cluster_actions: Vec::new(),
             machine_actions: Vec::new(),
+            crashes: setup.faults.as_ref().map(crashes),
             gaps: GapHistogram::new(),
             transfer_tally: TransferTally::default(),
             tallies: setup.machines.iter().map(tally).collect(),
@@ -139,7 +155,9 @@ impl<O: Observer> World<O> {
             check: setup.check,
             machines,
             observer,
-        })
+        };
+        world.schedule_crashes();
+        Ok(world)
     }
 
     /// Handles the next event. Returns false when there is none left.
@@ -189,6 +207,9 @@ impl<O: Observer> World<O> {
                 self.log(2, 0, 0);
                 self.tell_cluster(&ClusterEvent::Tick)
             }
+            Event::Kill(at) => self.kill(at),
+            Event::Fails(machine) => self.fail(machine),
+            Event::Repaired(machine) => self.repaired(machine),
         }
     }
 
@@ -246,8 +267,9 @@ impl<O: Observer> World<O> {
             }
             ClusterAction::Placed(placement) => {
                 let at = placement.request.0 as usize;
+                let delivered = if self.streams[at].attempts > 0 { self.give_up(at as u32) } else { 0 };
                 let stream = &mut self.streams[at];
-                stream.place(&placement, &self.requests[at]);
+                stream.place(&placement, &self.requests[at], delivered);
                 let pair = (stream.prompt_machine as u32, stream.token_machine as u32);
                 self.log(4, pair.0, u64::from(pair.1));
             }
@@ -258,13 +280,15 @@ impl<O: Observer> World<O> {
             ClusterAction::Ended { request, outcome } => {
                 // A finished request ended at its last token, before the Cluster heard of it.
                 if !matches!(outcome, CoreOutcome::Finished) {
+                    self.give_up(request.0 as u32);
                     self.end(request.0, Outcome::Failed);
                 }
             }
             ClusterAction::Moved { machine, pool } => self.log(6, machine.index, pool as u64),
-            ClusterAction::Registered { .. }
-            | ClusterAction::Parked { .. }
-            | ClusterAction::Drained { .. } => {}
+            ClusterAction::Parked { request } => {
+                self.give_up(request.0 as u32);
+            }
+            ClusterAction::Registered { .. } | ClusterAction::Drained { .. } => {}
         }
     }
 
@@ -378,8 +402,11 @@ impl<O: Observer> World<O> {
         &self.cluster
     }
 
-    pub(crate) fn machines(&self) -> &[Machine] {
-        &self.machines
+    /// Evictions and pauses of all machines, those that crashed included.
+    pub(crate) fn evictions_and_pauses(&self) -> (u64, u64) {
+        let lost = self.crashes.as_ref().map_or((0, 0), |crashes| crashes.evictions_and_pauses);
+        let counters = self.machines.iter().map(Machine::counters);
+        counters.fold(lost, |sum, each| (sum.0 + each.evicted, sum.1 + each.paused))
     }
 
     /// At the end nothing is left on any book, and every block is free.

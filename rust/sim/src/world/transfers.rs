@@ -137,15 +137,31 @@ impl<O: Observer> World<O> {
 
     /// Stops a transfer and says that nothing is written any more.
     pub(super) fn stop_transfer(&mut self, machine: u32, key: LegKey) {
-        if let Some(at) = self.streams[key.request.0 as usize].transfer.take() {
-            let transfer = &mut self.transfers.slots[at as usize];
-            transfer.stopped = true;
-            // One that has ended but not landed frees its place when its time comes.
-            if self.links.cancel(self.now_ns, transfer.flow) {
-                self.transfers.vacant.push(at);
-            }
+        if let Some(at) = self.streams[key.request.0 as usize].transfer {
+            self.halt(at);
         }
         let fenced = self.messages.put(Message::Fenced { machine, key });
         self.queue.push(self.now_ns, Event::Message(fenced));
+    }
+
+    fn halt(&mut self, at: u32) {
+        let transfer = &mut self.transfers.slots[at as usize];
+        transfer.stopped = true;
+        self.streams[transfer.key.request.0 as usize].transfer = None;
+        // One that has ended but not landed frees its place when its time comes.
+        if self.links.cancel(self.now_ns, transfer.flow) {
+            self.transfers.vacant.push(at);
+        }
+    }
+
+    /// Ends all transfers from and to a machine that has crashed. Nobody is told.
+    pub(super) fn halt_transfers_of(&mut self, machine: u32) {
+        for at in 0..self.transfers.slots.len() {
+            let transfer = &self.transfers.slots[at];
+            let under_way = self.streams[transfer.key.request.0 as usize].transfer == Some(at as u32);
+            if under_way && (transfer.from == machine || transfer.to == machine) {
+                self.halt(at as u32);
+            }
+        }
     }
 }

@@ -56,7 +56,7 @@ impl Drop for TempFile {
 }
 
 /// Machines as a user writes them: `unsplit` alone, or prompt and token.
-#[derive(Clone, Copy)]
+#[derive(Debug, Clone, Copy)]
 pub enum Machines {
     Unsplit(&'static str),
     Split(&'static str, &'static str),
