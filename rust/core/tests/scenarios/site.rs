@@ -55,6 +55,8 @@ pub(crate) struct Site {
     handed_out: u32,
     pub(crate) ended: BTreeMap<u64, Outcome>,
     pub(crate) placed: Vec<Placement>,
+    /// Pool moves: when, who, where to.
+    pub(crate) moved: Vec<(u64, u32, Role)>,
     /// Transfers land, or are fenced, as soon as they start.
     pub(crate) instant: bool,
     /// Recount after every event.
@@ -76,6 +78,7 @@ impl Site {
             handed_out: 0,
             ended: BTreeMap::new(),
             placed: Vec::new(),
+            moved: Vec::new(),
             instant: true,
             checks: true,
         };
@@ -123,6 +126,7 @@ impl Site {
                     let before = self.ended.insert(request.0, outcome);
                     assert!(before.is_none(), "{request:?} ended twice");
                 }
+                ClusterAction::Moved { machine, pool } => self.moved.push((self.now_ns, machine.index, pool)),
                 ClusterAction::Rejected { request, reason } => panic!("{request:?}: {reason:?}"),
                 _ => {}
             }
