@@ -59,13 +59,11 @@ fn m1_three_requests_by_hand() {
     let together_ns = cost.decode_ns(2, context_tokens + 1001);
     let third_ns = third_lands_ns + token_queue_ns + together_ns - 50_000_000;
     now_ns += together_ns;
-    let second_ns = now_ns + (context_tokens + 1..2012).map(|context| cost.decode_ns(1, context)).sum::<u64>();
+    let second_ns =
+        now_ns + (context_tokens + 1..2012).map(|context| cost.decode_ns(1, context)).sum::<u64>();
     let times: Vec<_> = report.rows.iter().map(|row| (row.ttft_ns, row.e2e_ns)).collect();
-    let expected = [
-        (long_ns, first_ns),
-        (2 * long_ns, second_ns),
-        (2 * long_ns + short_ns - 50_000_000, third_ns),
-    ];
+    let expected =
+        [(long_ns, first_ns), (2 * long_ns, second_ns), (2 * long_ns + short_ns - 50_000_000, third_ns)];
     assert_eq!(times, expected);
 }
 
@@ -86,7 +84,12 @@ fn m2_options_of_a_split_change_nothing_in_an_unsplit_run() {
     assert_eq!((&before.rows, &before.summary.digest), (&after.rows, &after.summary.digest));
     // The split policy over one machine has nothing to split.
     let one = Options { rate: Some(2.0), requests: Some(100), ..with_machines(Unsplit("1xdgx-h100")) };
-    let mixed = Options { unsplit: None, mixed: one.unsplit.clone(), policy: Some("splitwise".into()), ..one.clone() };
+    let mixed = Options {
+        unsplit: None,
+        mixed: one.unsplit.clone(),
+        policy: Some("splitwise".into()),
+        ..one.clone()
+    };
     assert_eq!(run(&one).rows, run(&mixed).rows);
 }
 
@@ -99,7 +102,9 @@ fn m5_what_is_given_wins_over_the_table() {
         }
     }
     let trace = TempFile::trace("m5", &[(0.0, 2000, 3)]);
-    for (given, bytes_per_s) in [(None, BYTES_PER_S), (Some(1e9), 1_000_000_000), (Some(8e11), 800_000_000_000)] {
+    for (given, bytes_per_s) in
+        [(None, BYTES_PER_S), (Some(1e9), 1_000_000_000), (Some(8e11), 800_000_000_000)]
+    {
         let options = Options {
             trace: trace.path(),
             transfer: "serialized".into(),
@@ -168,15 +173,21 @@ fn m14_the_simulator_places_as_the_library_does() {
         let arrival = Arrival::new(row.request_id, prompt, output);
         let _ = cluster.handle(Time::ZERO, &ClusterEvent::Arrive(arrival), &mut actions).unwrap();
         let Some(ClusterAction::Placed(placement)) = actions.last() else { panic!("{actions:?}") };
-        let pair = [placement.prompt(), placement.token()].map(|machine| machine.unwrap().index as i32);
-        assert_eq!((row.attempts, [row.prompt_machine, row.token_machine]), (1, pair), "request {}", row.request_id);
+        let pair = [placement.prompt(), placement.token()].map(|machine| machine.unwrap().index.cast_signed());
+        assert_eq!(
+            (row.attempts, [row.prompt_machine, row.token_machine]),
+            (1, pair),
+            "request {}",
+            row.request_id
+        );
     }
 }
 
 #[test]
 fn m15_pools_of_one_machine_keep_to_their_limits() {
     let burst = TempFile::trace("m15", &[(0.0, 1000, 50); 20]);
-    let options = Options { trace: burst.path(), max_in_flight: Some(5), ..with_machines(Unsplit("1xdgx-h100")) };
+    let options =
+        Options { trace: burst.path(), max_in_flight: Some(5), ..with_machines(Unsplit("1xdgx-h100")) };
     let report = run(&options);
     let ends: Vec<_> = report.rows.iter().map(|row| row.outcome).collect();
     assert_eq!(ends[..5], [Outcome::Finished; 5]);
@@ -208,8 +219,17 @@ fn m16_the_first_token_counts_whatever_it_is() {
             assert_eq!(row.arrival_ns + row.ttft_ns, tokens[0]);
             assert_eq!(tokens.len(), row.output_tokens as usize);
         }
-        assert_eq!(report.rows[0].ttft_ns, report.rows[0].e2e_ns, "a token that is the only one is the first");
-        let pass = Pass { prompts: 1, prompt_tokens: 700, prompt_tokens_min: 700, prompt_tokens_max: 700, ..Pass::default() };
+        assert_eq!(
+            report.rows[0].ttft_ns, report.rows[0].e2e_ns,
+            "a token that is the only one is the first"
+        );
+        let pass = Pass {
+            prompts: 1,
+            prompt_tokens: 700,
+            prompt_tokens_min: 700,
+            prompt_tokens_max: 700,
+            ..Pass::default()
+        };
         assert_eq!(report.rows[1].ttft_ns, h100().pass_ns(&pass).ns);
     }
 }

@@ -5,7 +5,9 @@ use crate::site::{Site, tokens};
 use proptest::prelude::*;
 use splitcore_core::config::{ClusterConfig, Level, MachineConfig, TransferRule};
 use splitcore_core::error::Applied;
-use splitcore_core::event::{Arrival, ClusterAction, ClusterEvent, MachineAction, MachineEvent, Outcome, Put, Role};
+use splitcore_core::event::{
+    Arrival, ClusterAction, ClusterEvent, MachineAction, MachineEvent, Outcome, Put, Role,
+};
 use splitcore_core::id::RequestId;
 use splitcore_core::kv::{BlockPool, BlockTable};
 use splitcore_core::leg::{Inbound, Notice, Peer, Report};
@@ -125,7 +127,11 @@ fn k2_blocks_of_an_aborted_load_come_back_when_the_prompt_machine_dies() {
         }
         site.kill(0);
         site.settle();
-        assert_eq!((site.machine(1).pool().quarantined(), site.machine(1).pool().free()), (5, 7), "who knows?");
+        assert_eq!(
+            (site.machine(1).pool().quarantined(), site.machine(1).pool().free()),
+            (5, 7),
+            "who knows?"
+        );
         site.lost(0);
         assert_eq!((site.machine(1).pool().quarantined(), site.machine(1).pool().free()), (0, 12));
         site.advance(SECOND_NS);
@@ -215,7 +221,8 @@ fn k5_a_cancel_that_meets_the_finish_ends_the_request_once() {
     for request in 0..1000 {
         head.place(request, 10, 10);
         let cancel = ClusterEvent::Cancel { request: RequestId(request) };
-        let finish = ClusterEvent::Notice { from: id(0), notice: Notice::Finished { key: key(request), tokens: 3 } };
+        let finish =
+            ClusterEvent::Notice { from: id(0), notice: Notice::Finished { key: key(request), tokens: 3 } };
         let (first, second, outcome) = if request % 2 == 0 {
             (cancel, finish, Outcome::Cancelled)
         } else {
@@ -295,7 +302,8 @@ fn k11_of_a_partial_last_block_only_the_valid_tokens_are_sent() {
 #[test]
 fn k13_a_transfer_holds_its_blocks_from_the_start() {
     for (reserve, held_while_it_prefills) in [(Reserve::AtArrival, 5), (Reserve::AtSourceDone, 0)] {
-        let config = ClusterConfig { reserve, transfer: TransferRule::Serialized, ..ClusterConfig::default() };
+        let config =
+            ClusterConfig { reserve, transfer: TransferRule::Serialized, ..ClusterConfig::default() };
         let mut site = Site::new(config, &[(Role::Prompt, tokens(100)), (Role::Token, tokens(12))]);
         site.instant = false;
         site.arrive(1, 4, 3);

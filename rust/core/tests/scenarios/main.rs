@@ -4,6 +4,7 @@
 mod kit;
 
 mod blocks;
+mod listed;
 mod scheduler;
 mod site;
 mod transfer;

@@ -257,7 +257,10 @@ fn s11_half_a_pair_is_no_pair() {
         }
         head.join(MachineId { index: 1, incarnation: 2 }, Role::Token, 10_000);
         let placed = head.place(9, 100, 10);
-        assert!(placed.legs().all(|leg| leg.machine.id().unwrap() != id(1)), "{name}: an incarnation that is over");
+        assert!(
+            placed.legs().all(|leg| leg.machine.id().unwrap() != id(1)),
+            "{name}: an incarnation that is over"
+        );
         // Nobody at all: a reason, and no winner to look at.
         for machine in [id(0), MachineId { index: 1, incarnation: 2 }, id(2)] {
             head.act(&ClusterEvent::Drain { machine });
@@ -339,7 +342,11 @@ fn s12_every_way_out_of_a_request_clears_the_books() {
         let mut head = Head::new(ClusterConfig::default(), &pools(2, 2));
         head.place(1, 100, 10);
         let (prompt, token) = (head.cluster.load(0).unwrap(), head.cluster.load(2).unwrap());
-        assert_eq!((prompt.booked, prompt.kv_tokens, token.booked, token.kv_tokens), (100, 101, 1, 101), "{name}");
+        assert_eq!(
+            (prompt.booked, prompt.kv_tokens, token.booked, token.kv_tokens),
+            (100, 101, 1, 101),
+            "{name}"
+        );
         path(&mut head);
         for machine in 0..4 {
             let _ = head.handle(&ClusterEvent::Notice { from: id(machine), notice: says(1000, 0) });
@@ -524,12 +531,14 @@ fn s17_one_victim_makes_room_for_the_seven_others() {
     }
     bench.pass(&[0]);
     bench.pass(&[]);
-    assert_eq!((bench.decodes().len(), bench.machine.pool().free()), (8, 0), "with the next token all want a block");
+    assert_eq!(
+        (bench.decodes().len(), bench.machine.pool().free()),
+        (8, 0),
+        "with the next token all want a block"
+    );
     let actions = bench.pass(&[]);
-    let victims: Vec<Notice> = notices(&actions)
-        .into_iter()
-        .filter(|notice| matches!(notice, Notice::Evicted { .. }))
-        .collect();
+    let victims: Vec<Notice> =
+        notices(&actions).into_iter().filter(|notice| matches!(notice, Notice::Evicted { .. })).collect();
     assert_eq!(victims, [Notice::Evicted { key: key(8), tokens: 9 }], "the youngest, and nobody else");
     assert_eq!(bench.decodes(), [1, 2, 3, 4, 5, 6, 7]);
     assert_eq!(bench.machine.leg(key(8)).unwrap().0.compute, Compute::Evicted);
@@ -537,7 +546,8 @@ fn s17_one_victim_makes_room_for_the_seven_others() {
 
 /// 32 requests at once on a token machine that decodes four; the transfers of some fail. Each round takes ten seconds.
 fn burst_of_32(token: MachineConfig, failing: &[u64]) -> Site {
-    let mut site = Site::new(ClusterConfig::default(), &[(Role::Prompt, tokens(10_000)), (Role::Token, token)]);
+    let mut site =
+        Site::new(ClusterConfig::default(), &[(Role::Prompt, tokens(10_000)), (Role::Token, token)]);
     site.instant = false;
     for request in 0..32 {
         site.submit(Arrival::new(request, 20, 8), 8);
@@ -620,7 +630,11 @@ fn s21_a_pin_binds_the_token_side_and_an_unknown_one_is_named() {
     head.place(1, 100, 10);
     let actions = head.arrive(Arrival { pin_token: Some(3), ..Arrival::new(2, 100, 10) });
     let placement = placement(&actions).unwrap();
-    assert_eq!((pair(&placement), placement.why.token_step), ((1, 3), Step::Pinned), "the idle prompt machine");
+    assert_eq!(
+        (pair(&placement), placement.why.token_step),
+        ((1, 3), Step::Pinned),
+        "the idle prompt machine"
+    );
     let unknown = Arrival { pin_token: Some(9), ..Arrival::new(3, 100, 10) };
     let error = head.handle(&ClusterEvent::Arrive(unknown)).0.unwrap_err();
     assert_eq!(error.to_string(), "no live machine has index 9");
@@ -663,4 +677,35 @@ fn s22_a_machine_is_borrowed_for_a_burst_and_goes_home_no_sooner_than_its_hold_d
             assert!(moves.len() as u64 <= 2 * (1 + 60 / hold_s.max(1)), "{hold_s} s: {moves:?}");
         }
     }
+}
+
+#[test]
+fn m15_pools_grow_from_nothing_lose_machines_with_work_and_keep_draining() {
+    let mut head = Head::new(ClusterConfig::default(), &[]);
+    assert_eq!(rejected(&mut head, Arrival::new(0, 10, 10)), Some(Rejection::NoMachine));
+    head.join(id(0), Role::Mixed, 10_000);
+    for request in 1..7 {
+        head.place(request, 100, 10);
+    }
+    // The only machine goes, with work: nothing is dropped, and what joins takes it over.
+    head.act(&ClusterEvent::Lose { machine: id(0) });
+    assert_eq!((head.cluster.parked_requests(), head.cluster.live_requests()), (6, 6));
+    head.join(id(1), Role::Prompt, 10_000);
+    assert_eq!(head.cluster.parked_requests(), 0, "one machine is enough to go on");
+    head.join(id(2), Role::Token, 10_000);
+    head.join(id(3), Role::Token, 10_000);
+    assert_eq!(pair(&head.place(7, 100, 10)), (1, 2));
+    assert_eq!(pair(&head.place(8, 100, 10)), (1, 3));
+    // A drain outlasts whatever is said meanwhile, and ends with the last of the work.
+    head.act(&ClusterEvent::Drain { machine: id(3) });
+    for request in 9..13 {
+        head.notice(3, says(2, 200));
+        assert_ne!(pair(&head.place(request, 100, 10)).1, 3);
+    }
+    head.prefill_done(1, 8);
+    head.notice(3, Notice::Landed { key: key(8) });
+    head.released(1, key(8), 1000);
+    assert_eq!(head.cluster.load(3).unwrap().state, splitcore_core::cluster::MachineState::Draining);
+    let actions = head.notice(3, Notice::Finished { key: key(8), tokens: 10 });
+    assert!(actions.contains(&ClusterAction::Drained { machine: id(3) }), "{actions:?}");
 }

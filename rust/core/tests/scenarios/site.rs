@@ -184,7 +184,11 @@ impl Site {
         loop {
             while self.deliver() {}
             if self.instant && !self.transfers.is_empty() {
-                if self.transfers[0].stopped { self.fence(0) } else { self.land(0) }
+                if self.transfers[0].stopped {
+                    self.fence(0)
+                } else {
+                    self.land(0)
+                }
                 continue;
             }
             if !self.start_pass() {
@@ -387,7 +391,13 @@ impl Site {
             assert!(machine.is_idle(), "{machine:?}");
             assert_eq!((machine.pool().free(), machine.report().kv_tokens), (machine.pool().total(), 0));
             let state = format!("{machine:?}");
-            for empty in ["early_grants: {}", " granted: 0,", " sending: 0,", "grants_waiting: []", "sends_waiting: []"] {
+            for empty in [
+                "early_grants: {}",
+                " granted: 0,",
+                " sending: 0,",
+                "grants_waiting: []",
+                "sends_waiting: []",
+            ] {
                 assert!(state.contains(empty), "not empty at the end: {empty}\n{state}");
             }
             let load = self.cluster.load(machine.id().index).unwrap();
