@@ -173,7 +173,8 @@ fn m14_the_simulator_places_as_the_library_does() {
         let arrival = Arrival::new(row.request_id, prompt, output);
         let _ = cluster.handle(Time::ZERO, &ClusterEvent::Arrive(arrival), &mut actions).unwrap();
         let Some(ClusterAction::Placed(placement)) = actions.last() else { panic!("{actions:?}") };
-        let pair = [placement.prompt(), placement.token()].map(|machine| machine.unwrap().index.cast_signed());
+        let pair =
+            [placement.prompt(), placement.token()].map(|machine| machine.unwrap().index.cast_signed());
         assert_eq!(
             (row.attempts, [row.prompt_machine, row.token_machine]),
             (1, pair),

@@ -183,7 +183,7 @@ fn k4_a_silent_caller_pins_blocks_for_one_lease_and_a_heard_one_for_as_long_as_i
 fn finish_and_abort(bench: &mut Bench, request: u64, abort_first: bool, last_token: bool) -> usize {
     bench.compute(request, source(4));
     bench.send(request, id(1), Mode::Serialized);
-    if request % 2 == 0 {
+    if request.is_multiple_of(2) {
         bench.grant(id(1), request);
     }
     let ended: &[u64] = if last_token { &[request] } else { &[] };
@@ -240,6 +240,7 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     /// Allocations, growth, failures that are rolled back, aborts and frees in any order.
+    #[test]
     #[test]
     fn k7_owned_blocks_are_the_used_ones_after_any_sequence(
         total in 1_u32..40,

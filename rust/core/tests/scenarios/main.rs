@@ -1,5 +1,7 @@
 //! Failures that users of other systems reported, as tests; `docs/scenarios.md` says which is which.
 
+#![allow(clippy::unwrap_used, reason = "what is missing fails the test")]
+
 #[path = "../kit/mod.rs"]
 mod kit;
 

@@ -4,13 +4,12 @@ use crate::kit::*;
 use crate::site::{Site, tokens};
 use splitcore_core::config::{ClusterConfig, Level, MachineConfig, PolicyKind};
 use splitcore_core::error::{Applied, EventError, Rejection};
-use splitcore_core::event::{Arrival, ClusterAction, ClusterEvent, MachineEvent, Outcome, Role};
+use splitcore_core::event::{Arrival, ClusterAction, ClusterEvent, Outcome, Role};
 use splitcore_core::id::{MachineId, RequestId};
 use splitcore_core::leg::{Compute, Notice, Report};
 use splitcore_core::placement::{Mode, Reserve, Step};
 
 const SECOND_NS: u64 = 1_000_000_000;
-const PAIR: [Role; 2] = [Role::Prompt, Role::Token];
 
 /// So many prompt machines and so many token machines.
 fn pools(prompt: usize, token: usize) -> Vec<Role> {

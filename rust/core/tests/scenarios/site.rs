@@ -185,9 +185,9 @@ impl Site {
             while self.deliver() {}
             if self.instant && !self.transfers.is_empty() {
                 if self.transfers[0].stopped {
-                    self.fence(0)
+                    self.fence(0);
                 } else {
-                    self.land(0)
+                    self.land(0);
                 }
                 continue;
             }
@@ -350,10 +350,12 @@ impl Site {
         for key in machine.leg_keys() {
             for &block in machine.leg(key).unwrap().1.blocks() {
                 let before = self.blocks[index as usize].get(&block).filter(|(owner, _)| *owner == key);
-                let generation = before.map(|&(_, generation)| generation).unwrap_or_else(|| {
+                let generation = if let Some(&(_, generation)) = before {
+                    generation
+                } else {
                     self.handed_out += 1;
                     self.handed_out
-                });
+                };
                 assert!(now.insert(block, (key, generation)).is_none(), "{block:?} has two owners");
             }
         }
