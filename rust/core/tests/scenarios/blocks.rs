@@ -241,7 +241,6 @@ proptest! {
 
     /// Allocations, growth, failures that are rolled back, aborts and frees in any order.
     #[test]
-    #[test]
     fn k7_owned_blocks_are_the_used_ones_after_any_sequence(
         total in 1_u32..40,
         steps in prop::collection::vec((0_usize..6, 0_u8..5, 0_u32..12), 1..200),
