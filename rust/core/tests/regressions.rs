@@ -295,6 +295,20 @@ fn regression_two_full_machines_are_not_asked_in_turn() {
 }
 
 #[test]
+fn regression_a_refused_leg_goes_to_the_machine_with_room_among_unequal_ones() {
+    let mut head = Head::with_capacity(ClusterConfig::default(), &[Role::Prompt], 10_000);
+    for (machine, kv_capacity_tokens) in [(1, 100), (2, 100), (3, 10_000)] {
+        head.join(id(machine), Role::Token, kv_capacity_tokens);
+    }
+    for (machine, kv_tokens) in [(2, 96), (3, 200)] {
+        head.notice(machine, Notice::Report(Report { kv_tokens, ..report(0) }));
+    }
+    head.place(1, 10, 10);
+    // Machine 2 holds least of those that are left, and is over; machine 3 has room.
+    assert_eq!(reserved_at(&head.refused(1, key(1), 1)), [3]);
+}
+
+#[test]
 fn regression_a_draining_machine_is_drained_when_it_says_so() {
     let mut head = Head::new(ClusterConfig::default(), &PAIR);
     head.place(1, 10, 10);

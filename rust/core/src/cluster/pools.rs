@@ -183,14 +183,16 @@ impl View<'_> {
         self.fits(machine, side, ask).then_some(Pick { machine, step: Step::Opposite })
     }
 
-    /// The token side again, after a refusal: the first pool whose least loaded machine is not over, leaving some
-    /// machines out. A scan, since refusals are rare.
+    /// The token side again, after a refusal: the least loaded machine that is not over, of the first pool that has
+    /// one, leaving some machines out. A scan, since refusals are rare: where machines are unequal, the least loaded
+    /// can be over and another not.
     pub(crate) fn token_side_except(&self, except: &[u32], ask: &Ask) -> Option<Pick> {
         let pools = [(Role::Token, Step::Own), (Role::Mixed, Step::Mixed), (Role::Prompt, Step::Opposite)];
         pools.into_iter().find_map(|(pool, step)| {
             let keys = self.pools.index(pool, Side::Token).iter();
-            let machine = keys.filter(|key| !except.contains(&key.machine())).min()?.machine();
-            (!self.is_over(machine, Side::Token, ask)).then_some(Pick { machine, step })
+            let has_room = |machine| !except.contains(&machine) && !self.is_over(machine, Side::Token, ask);
+            let least = keys.filter(|key| has_room(key.machine())).min();
+            least.map(|key| Pick { machine: key.machine(), step })
         })
     }
 

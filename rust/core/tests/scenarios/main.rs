@@ -1,0 +1,12 @@
+//! Failures that users of other systems reported, as tests; `docs/scenarios.md` says which is which.
+
+#![allow(clippy::unwrap_used, reason = "what is missing fails the test")]
+
+#[path = "../kit/mod.rs"]
+mod kit;
+
+mod blocks;
+mod listed;
+mod scheduler;
+mod site;
+mod transfer;
