@@ -17,6 +17,11 @@ pub enum EventError {
     MachineTaken(MachineId),
     /// A machine without blocks, or with speed zero.
     EmptyMachine(MachineId),
+    /// A class with a limit of zero.
+    EmptySlo {
+        /// Which class.
+        class: u32,
+    },
     /// The machine already holds a leg of this attempt.
     DuplicateLeg(LegKey),
     /// The engine ended a leg that is not in the running pass.
@@ -55,6 +60,9 @@ impl fmt::Display for EventError {
             Self::EmptyMachine(id) => {
                 write!(f, "machine {}: expected a KV capacity and a speed weight above zero", id.index)
             }
+            Self::EmptySlo { class } => {
+                write!(f, "class {class}: expected limits above zero")
+            }
             Self::DuplicateLeg(key) => {
                 write!(f, "request {} attempt {} already has a leg here", key.request.0, key.attempt.0)
             }
@@ -88,6 +96,12 @@ pub enum Rejection {
     Overloaded,
     /// The pinned token machine is not up.
     PinUnavailable,
+    /// Only the share kept for work that comes back after faults is left.
+    Headroom,
+    /// Its first token would come after its class's limit.
+    TtftSlo,
+    /// Its tokens would come further apart than its class's limit.
+    TbtSlo,
 }
 
 impl Rejection {
@@ -99,6 +113,9 @@ impl Rejection {
             Self::NoMachine => "no_machine",
             Self::Overloaded => "overloaded",
             Self::PinUnavailable => "pin_unavailable",
+            Self::Headroom => "headroom",
+            Self::TtftSlo => "ttft_slo",
+            Self::TbtSlo => "tbt_slo",
         }
     }
 }

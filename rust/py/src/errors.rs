@@ -157,6 +157,7 @@ pub(crate) fn event(py: Python<'_>, error: CoreEventError) -> PyErr {
         CoreEventError::EmptyRequest(_)
         | CoreEventError::MachineTaken(_)
         | CoreEventError::EmptyMachine(_)
+        | CoreEventError::EmptySlo { .. }
         | CoreEventError::DuplicateLeg(_)
         | CoreEventError::NotInPass(_)
         | CoreEventError::NotRunning { .. }

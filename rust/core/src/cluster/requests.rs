@@ -25,6 +25,7 @@ pub(crate) struct WatchedLeg {
 pub(crate) struct Request {
     pub(crate) arrival: Arrival,
     pub(crate) order: Order,
+    pub(crate) accepted_at: Time,
     pub(crate) attempt: Attempt,
     pub(crate) faults: u32,
     /// Output tokens the client has. A next attempt starts after them.
@@ -92,6 +93,11 @@ impl Requests {
             Some(request) => request,
             None => panic!("request slot {slot} is vacant"),
         }
+    }
+
+    /// The request of a slot, if it is not vacant.
+    pub(crate) fn at(&self, slot: u32) -> Option<&Request> {
+        self.slots.get(slot as usize)?.as_ref()
     }
 
     pub(crate) fn get_mut(&mut self, slot: u32) -> &mut Request {

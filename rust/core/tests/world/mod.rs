@@ -314,6 +314,7 @@ impl World {
             kv_capacity_tokens,
             speed_weight: setup.weight,
             link: setup.link,
+            costs: None,
         };
         self.tell_cluster(&ClusterEvent::Join(join));
     }

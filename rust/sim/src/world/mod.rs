@@ -96,6 +96,7 @@ impl<O: Observer> World<O> {
                 kv_capacity_tokens: machine.config.capacity_tokens(),
                 speed_weight: 1,
                 link: Some(machine.link),
+                costs: None,
             };
             let joined = cluster.handle(Time::ZERO, &ClusterEvent::Join(join), &mut actions);
             let _ = joined.map_err(|error| internal(&error))?;
