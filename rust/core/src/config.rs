@@ -169,6 +169,7 @@ pub struct ClusterConfig {
     pub seed: u64,
 }
 
+#[allow(clippy::unnecessary_wraps, reason = "the type of the option")]
 fn priority_ageing_ns() -> Option<u64> {
     Some(10 * SECOND_NS)
 }

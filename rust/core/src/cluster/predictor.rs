@@ -174,9 +174,10 @@ impl Cluster {
         ahead_ns: Option<u64>,
     ) -> Option<u64> {
         let costs = self.predictor.costs(machine)?;
-        let now_ns = self.decodes_now(machine).pass_ns(costs, prompt_tokens);
-        let Some(ahead_ns) = ahead_ns else { return Some(now_ns) };
-        let lasts_ns = self.predictor.output_tokens_mean().map(|mean| mean.saturating_mul(now_ns).max(1));
+        let now = self.decodes_now(machine);
+        let Some(ahead_ns) = ahead_ns else { return Some(now.pass_ns(costs, prompt_tokens)) };
+        let pass_ns = costs.decode_ns(now.requests.max(1), now.context_tokens);
+        let lasts_ns = self.predictor.output_tokens_mean().map(|mean| mean.saturating_mul(pass_ns).max(1));
         Some(self.decodes_at(machine, self.now.after(ahead_ns), lasts_ns).pass_ns(costs, prompt_tokens))
     }
 
