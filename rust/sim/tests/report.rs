@@ -169,6 +169,7 @@ fn summary_of(rows: &[RequestRow], tbt_rule: TbtRule) -> Summary {
         reference: &|_, _| IDLE,
         pools: PoolMoves { to_mixed: 3, to_home: 2 },
         facts: RunFacts {
+            admission: AdmissionReport::default(),
             out_of_range_lookups: 7,
             cost_model: "measured".to_owned(),
             policy: "mixed-pool".to_owned(),

@@ -8,6 +8,8 @@ mod engine;
 mod messages;
 mod transfers;
 
+use std::collections::BTreeMap;
+
 use splitcore_core::cluster::Cluster;
 use splitcore_core::event::{
     Arrival, ClusterAction, ClusterEvent, Join, MachineAction, MachineEvent, Outcome as CoreOutcome,
@@ -77,6 +79,8 @@ pub(crate) struct World<O> {
     /// Requests that are over.
     pub(crate) ended: usize,
     pub(crate) last_end_ns: u64,
+    /// Arrivals turned away, by reason.
+    pub(crate) rejections: BTreeMap<&'static str, u64>,
     check: bool,
     observer: O,
 }
@@ -96,11 +100,15 @@ impl<O: Observer> World<O> {
                 kv_capacity_tokens: machine.config.capacity_tokens(),
                 speed_weight: 1,
                 link: Some(machine.link),
-                costs: None,
+                costs: Some(setup.cost_tables[machine.cost].clone()),
             };
             let joined = cluster.handle(Time::ZERO, &ClusterEvent::Join(join), &mut actions);
             let _ = joined.map_err(|error| internal(&error))?;
             machines.push(made);
+        }
+        if let Some(slo) = setup.limits.slo() {
+            let limits = ClusterEvent::SetSlo { class: 0, slo: Some(slo) };
+            let _ = cluster.handle(Time::ZERO, &limits, &mut actions).map_err(|error| internal(&error))?;
         }
         let nics: Vec<_> = setup.machines.iter().map(|machine| machine.nic).collect();
         let count = machines.len();
@@ -137,6 +145,7 @@ impl<O: Observer> World<O> {
             out_of_range_lookups: 0,
             ended: 0,
             last_end_ns: 0,
+            rejections: BTreeMap::new(),
             check: setup.check,
             machines,
             observer,
@@ -251,7 +260,8 @@ impl<O: Observer> World<O> {
                 let pair = (stream.prompt_machine as u32, stream.token_machine as u32);
                 self.log(4, pair.0, u64::from(pair.1));
             }
-            ClusterAction::Rejected { request, .. } => {
+            ClusterAction::Rejected { request, reason } => {
+                *self.rejections.entry(reason.name()).or_insert(0) += 1;
                 self.log(5, 0, request.0);
                 self.end(request.0, Outcome::Rejected);
             }
