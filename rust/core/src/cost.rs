@@ -100,29 +100,6 @@ impl CostTable {
         let context_ns = u128::from(context_tokens) * u128::from(self.0.context_ns_per_1024_tokens) / 1024;
         line(&self.0.decode, u64::from(batch)).saturating_add(u64::try_from(context_ns).unwrap_or(u64::MAX))
     }
-
-    /// Passes for prompts that wait, and for one behind them: full ones, and a last one with what is left. A prompt
-    /// that fills a pass runs alone, after the others.
-    pub fn queue_passes(&self, waiting_tokens: u64, prompt_tokens: u32) -> u64 {
-        let (full, rest) = self.queue(waiting_tokens, prompt_tokens);
-        full.saturating_add(u64::from(rest.0 > 0) + u64::from(rest.1 > 0))
-    }
-
-    /// What these passes take.
-    pub fn queue_ns(&self, waiting_tokens: u64, prompt_tokens: u32) -> u64 {
-        let (full, rest) = self.queue(waiting_tokens, prompt_tokens);
-        let pass_ns = |tokens: u64| if tokens > 0 { self.prefill_ns(tokens) } else { 0 };
-        let full_ns = full.saturating_mul(pass_ns(u64::from(self.0.pass_tokens_max)));
-        full_ns.saturating_add(pass_ns(rest.0)).saturating_add(pass_ns(rest.1))
-    }
-
-    /// Full passes, and the tokens of up to two more.
-    fn queue(&self, waiting_tokens: u64, prompt_tokens: u32) -> (u64, (u64, u64)) {
-        let (pass, prompt) = (u64::from(self.0.pass_tokens_max), u64::from(prompt_tokens));
-        let (together, alone) = if prompt < pass { (prompt, 0) } else { (0, prompt) };
-        let tokens = waiting_tokens.saturating_add(together);
-        (tokens / pass, (tokens % pass, alone))
-    }
 }
 
 impl TryFrom<CostPoints> for CostTable {
@@ -180,12 +157,6 @@ mod tests {
         assert_eq!(prefill, [0, 0, 1000, 2000, 3005, 4000, 4010]);
         assert_eq!([1, 6, 11, 21].map(|batch| table.decode_ns(batch, 0)), [50, 100, 150, 250]);
         assert_eq!([1, 2, 3, 4, 1024].map(|context| table.decode_ns(1, context)), [50, 51, 51, 52, 562]);
-        // Two full passes and one of 200; a prompt of a pass or more goes alone behind what waits.
-        assert_eq!((table.queue_passes(900, 100), table.queue_ns(900, 100)), (3, 11_000));
-        assert_eq!((table.queue_passes(900, 399), table.queue_ns(900, 399)), (4, 4000 * 3 + 980));
-        assert_eq!((table.queue_passes(500, 400), table.queue_ns(500, 400)), (3, 4000 + 1000 + 4000));
-        assert_eq!((table.queue_passes(0, 402), table.queue_ns(0, 402)), (1, 4010));
-        assert_eq!((table.queue_passes(0, 0), table.queue_ns(0, 0)), (0, 0));
     }
 
     #[test]
@@ -217,7 +188,6 @@ mod tests {
         assert_eq!([0, 5, u32::MAX].map(|batch| table.decode_ns(batch, 0)), [70; 3]);
         assert_eq!([1, 2, u64::MAX].map(|tokens| table.prefill_ns(tokens)), [u64::MAX; 3]);
         assert_eq!(table.decode_ns(1, u64::MAX), u64::MAX);
-        assert_eq!(table.queue_ns(u64::MAX, u32::MAX), u64::MAX);
         let falling = CostPoints { prefill: knots(&[(1, 10), (2, 0)]), ..points() };
         let table = CostTable::new(falling).unwrap();
         assert_eq!([0, 1, 2, 3, u64::MAX].map(|tokens| table.prefill_ns(tokens)), [20, 10, 0, 0, 0]);

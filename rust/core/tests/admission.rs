@@ -81,6 +81,13 @@ fn the_first_token_is_expected_after_the_prompts_that_wait() {
         assert_eq!((at(&head, 400), at(&head, 401)), (None, Some(Rejection::TtftSlo)));
         head.prefill_done(0, 1);
         assert_eq!(at(&head, 1000), None, "what is computed waits no more");
+        // Prompts of 600 fill a pass of 1000 each; one of 400 goes with the last, one of 401 takes a pass alone.
+        limit(&mut head, 16_000, u64::MAX);
+        head.place(2, 600, 10);
+        head.place(3, 600, 10);
+        assert_eq!((at(&head, 400), at(&head, 401)), (None, Some(Rejection::TtftSlo)));
+        limit(&mut head, 16_010, u64::MAX);
+        assert_eq!((at(&head, 401), at(&head, 402)), (None, Some(Rejection::TtftSlo)));
     }
 }
 

@@ -1,9 +1,10 @@
 //! What is expected of machines and requests: when a prompt is computed, how many will decode then, how long a pass
 //! of theirs takes. No oracle: lengths of outputs are known from requests that have finished, as a mean.
 //!
-//! A decode is expected to last D = (mean output tokens) x (a decode pass of the batch as it is now). Outputs differ,
-//! so none is expected to end at an instant: of decodes that run on for `x`, the share `x / D` is expected to have
-//! ended, which is the rate at which they end in the long run whatever their lengths (Little's law).
+//! A decode is expected to last D = (mean output tokens) x (a decode pass of the batch as it is now). One that will
+//! begin counts until D after its prompt is computed. Of those that decode now nothing says how far they are, as old
+//! ones are the long ones: after `x` the share `x / D` of them is expected to have ended, which is the rate at which
+//! they end in the long run whatever their lengths (Little's law).
 
 use std::collections::BTreeMap;
 
@@ -21,6 +22,9 @@ const FINISHED_MAX: u64 = 4096;
 /// Entries of a machine's line beyond twice its decodes before those that are over are cleared away.
 const STALE_MAX: usize = 64;
 
+/// Requests by arrival: order and slot, and when their prompts are expected to be computed.
+type Line = BTreeMap<(Order, u32), Time>;
+
 /// What the Cluster knows for predictions. Empty where none are made, the cost tables apart.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Predictor {
@@ -31,7 +35,9 @@ pub(super) struct Predictor {
     table_of: Vec<Option<u32>>,
     /// By machine, the requests that were given to it to decode, and when their prompts are expected to be computed.
     /// An entry whose request has ended or moved says nothing, and goes when there are many of them.
-    decodes: Vec<BTreeMap<(Order, u32), Time>>,
+    decodes: Vec<Line>,
+    /// By machine, the requests that were given to it to prefill. When these are due says nothing.
+    prefills: Vec<Line>,
     finished: u64,
     output_tokens: u64,
 }
@@ -98,6 +104,52 @@ impl Decodes {
     }
 }
 
+/// Passes that are filled with prompts, and what they take.
+struct Passes<'a> {
+    costs: &'a CostTable,
+    /// What decodes add to a pass.
+    ride_ns: u64,
+    /// In the pass that is being filled.
+    prompt_tokens: u64,
+    total_ns: u64,
+}
+
+impl Passes<'_> {
+    /// A prompt; where it does not fit, a next pass begins with it, of whatever length it is.
+    fn add(&mut self, tokens: u32) {
+        let tokens = u64::from(tokens);
+        if self.prompt_tokens + tokens > u64::from(self.costs.points().pass_tokens_max) {
+            self.end();
+        }
+        self.prompt_tokens += tokens;
+    }
+
+    /// Tokens of prompts whose lengths are not known: recomputed ones, mostly.
+    fn add_many(&mut self, tokens: u64) {
+        let pass = u64::from(self.costs.points().pass_tokens_max);
+        let full_ns = self.costs.prefill_ns(pass).saturating_add(self.ride_ns);
+        self.total_ns = self.total_ns.saturating_add((tokens / pass).saturating_mul(full_ns));
+        self.add((tokens % pass) as u32);
+    }
+
+    /// The pass is full.
+    fn end(&mut self) {
+        if self.prompt_tokens > 0 {
+            let pass_ns = self.costs.prefill_ns(self.prompt_tokens).saturating_add(self.ride_ns);
+            self.total_ns = self.total_ns.saturating_add(pass_ns);
+            self.prompt_tokens = 0;
+        }
+    }
+}
+
+fn take_line(lines: &mut Vec<Line>, machine: u32) -> Line {
+    let at = machine as usize;
+    if lines.len() <= at {
+        lines.resize(at + 1, Line::new());
+    }
+    std::mem::take(&mut lines[at])
+}
+
 impl Cluster {
     /// A request has finished: its output counts towards the mean. Where the machine does not say how much there
     /// was, what was delivered counts; nothing at all says nothing.
@@ -127,43 +179,52 @@ impl Cluster {
         let request = self.requests.get(slot);
         let [Some(first), second] = request.legs else { return };
         let (Some(prompt), Some(token)) = (first.machine, second.unwrap_or(first).machine) else { return };
-        let (order, machine) = (request.order, token.index);
-        let wait_ns = self.queue_ns(prompt.index, 0).unwrap_or(0);
+        let at = (request.order, slot);
+        let mut line = take_line(&mut self.predictor.prefills, prompt.index);
+        line.insert(at, self.now);
+        if line.len() > 2 * self.machines[prompt.index as usize].prefill_legs as usize + STALE_MAX {
+            line.retain(|&(order, slot), _| self.prefill_of(prompt.index, order, slot).is_some());
+        }
+        self.predictor.prefills[prompt.index as usize] = line;
+        let wait_ns = self.predicted_ttft_ns(prompt.index, 0).unwrap_or(0);
         let due = self.now.after(wait_ns);
-        let mut line = self.take_decodes(machine);
-        line.insert((order, slot), due);
-        if line.len() > 2 * self.machines[machine as usize].decode_legs as usize + STALE_MAX {
-            line.retain(|&(order, slot), _| self.decode_of(machine, order, slot).is_some());
+        let mut line = take_line(&mut self.predictor.decodes, token.index);
+        line.insert(at, due);
+        if line.len() > 2 * self.machines[token.index as usize].decode_legs as usize + STALE_MAX {
+            line.retain(|&(order, slot), _| self.decode_of(token.index, order, slot).is_some());
         }
-        self.predictor.decodes[machine as usize] = line;
+        self.predictor.decodes[token.index as usize] = line;
     }
 
-    fn take_decodes(&mut self, machine: u32) -> BTreeMap<(Order, u32), Time> {
-        let (lines, at) = (&mut self.predictor.decodes, machine as usize);
-        if lines.len() <= at {
-            lines.resize(at + 1, BTreeMap::new());
-        }
-        std::mem::take(&mut lines[at])
-    }
-
-    /// From now until the machine has computed the prompts booked on it, and one more of `prompt_tokens`. Decodes
-    /// there ride along in every pass.
-    fn queue_ns(&self, machine: u32, prompt_tokens: u32) -> Option<u64> {
+    /// From now until the machine has computed the prompts booked on it, and one more of `prompt_tokens`: they are
+    /// packed into passes as the machine packs them, first come first served. Of the running pass nothing is known
+    /// but its prompts, so it counts whole. Decodes on the machine ride along in every pass.
+    pub(super) fn predicted_ttft_ns(&self, machine: u32, prompt_tokens: u32) -> Option<u64> {
         let costs = self.predictor.costs(machine)?;
         let entry = &self.machines[machine as usize];
-        let waiting = entry.booked - u64::from(entry.decode_legs);
-        let queue_ns = costs.queue_ns(waiting, prompt_tokens);
-        if entry.decode_legs == 0 {
-            return Some(queue_ns);
+        let ride_ns = match entry.decode_legs {
+            0 => 0,
+            legs => costs.decode_ns(legs, entry.kv_load).saturating_sub(costs.decode_ns(1, 0)),
+        };
+        let line = self.predictor.prefills.get(machine as usize).into_iter().flatten();
+        let waiting = line.filter_map(|(&(order, slot), _)| self.prefill_of(machine, order, slot));
+        let mut passes = Passes { costs, ride_ns, prompt_tokens: 0, total_ns: 0 };
+        let mut listed: u64 = 0;
+        for tokens in waiting {
+            listed += u64::from(tokens);
+            passes.add(tokens);
         }
-        let ride_ns = costs.decode_ns(entry.decode_legs, entry.kv_load).saturating_sub(costs.decode_ns(1, 0));
-        let passes = costs.queue_passes(waiting, prompt_tokens);
-        Some(queue_ns.saturating_add(passes.saturating_mul(ride_ns)))
+        passes.add_many((entry.booked - u64::from(entry.decode_legs)).saturating_sub(listed));
+        passes.add(prompt_tokens);
+        passes.end();
+        Some(passes.total_ns)
     }
 
-    /// From an arrival to its first token: the prompts before it, and its own.
-    pub(super) fn predicted_ttft_ns(&self, machine: u32, prompt_tokens: u32) -> Option<u64> {
-        self.queue_ns(machine, prompt_tokens)
+    /// Prompt tokens that a live request has yet to prefill on a machine.
+    fn prefill_of(&self, machine: u32, order: Order, slot: u32) -> Option<u32> {
+        let request = self.requests.at(slot).filter(|request| request.order == order)?;
+        let leg = request.legs[0].as_ref().filter(|leg| leg.booking.prefill_tokens > 0)?;
+        (leg.machine == Some(self.machines[machine as usize].id)).then_some(leg.booking.prefill_tokens)
     }
 
     /// A decode pass with one more request: in `ahead_ns` from now, or with those that decode now.
@@ -191,18 +252,21 @@ impl Cluster {
         })
     }
 
-    /// Those expected at a later time: whose prompts are computed by then, less the share of `lasts_ns` that each has
-    /// run by then. A transfer under way is taken to be over by then.
+    /// Those expected at a later time: whose prompts are computed by then, and who will not have ended. A transfer
+    /// under way is taken to be over by then.
     fn decodes_at(&self, machine: u32, at: Time, lasts_ns: Option<u64>) -> Decodes {
         let whole = lasts_ns.unwrap_or(1);
         let (mut requests, mut context) = (0_u128, 0_u128);
         for (request, leg, due) in self.decodes(machine) {
-            let computed = decodes_already(request, leg) || request.has_computed();
-            let starts = if computed { self.now } else { due.max(self.now) };
-            if starts > at {
-                continue;
-            }
-            let left = lasts_ns.map_or(1, |lasts_ns| lasts_ns.saturating_sub(at.since(starts)));
+            let left = match lasts_ns {
+                _ if self.starts(request, due) > at => 0,
+                Some(lasts_ns) if decodes_already(request, leg) => {
+                    lasts_ns.saturating_sub(at.since(self.now))
+                }
+                Some(lasts_ns) if at.since(self.starts(request, due)) >= lasts_ns => 0,
+                Some(lasts_ns) => lasts_ns,
+                None => 1,
+            };
             requests += u128::from(left);
             context += u128::from(left) * u128::from(self.context_tokens(request));
         }
@@ -211,6 +275,11 @@ impl Cluster {
             requests: u32::try_from(requests.div_ceil(whole)).unwrap_or(u32::MAX),
             context_tokens: u64::try_from(context / whole).unwrap_or(u64::MAX),
         }
+    }
+
+    /// When a request is expected to begin to decode.
+    fn starts(&self, request: &Request, due: Time) -> Time {
+        if request.has_computed() { self.now } else { due.max(self.now) }
     }
 
     /// The requests that a machine decodes or will, by arrival, and when their prompts are expected to be computed.
