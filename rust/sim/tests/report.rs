@@ -6,9 +6,9 @@ use std::path::PathBuf;
 use serde_json::{Value, json};
 use splitcore_sim::SimError;
 use splitcore_sim::report::{
-    GapHistogram, Inputs, MachineTally, NO_TIME_NS, Outcome, Percentiles, PoolMoves, Reference,
-    RequestLimits, RequestRow, RunFacts, SloLimits, SloReport, Summary, TbtRule, TransferKind, TransferTally,
-    write_requests_csv, write_summary_json,
+    AdmissionReport, GapHistogram, Inputs, MachineTally, NO_TIME_NS, Outcome, Percentiles, PoolMoves,
+    Reference, RequestLimits, RequestRow, RunFacts, SloLimits, SloReport, Summary, TbtRule, TransferKind,
+    TransferTally, write_requests_csv, write_summary_json,
 };
 
 const IDLE: Reference = Reference { ttft_ns: 1000, tbt_ns: 100, e2e_ns: 1400 };
