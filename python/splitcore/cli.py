@@ -111,7 +111,7 @@ def simulate(
     max_in_flight: Annotated[int | None, _workload("N", "Reject arrivals while N are served.")] = None,
     slo_ttft: Annotated[float | None, _workload("S", "Limit on the time to the first token.")] = None,
     slo_tbt: Annotated[float | None, _workload("S", "Limit on the time between tokens.")] = None,
-    admission: Annotated[str, _rules("NAME", "Arrivals are held against bounds, or limits early or predicted.")] = "bounds",
+    admission: Annotated[str, _rules("NAME", "By bounds; or by limits, early or predicted.")] = "bounds",
     recovery_headroom: Annotated[float, _rules("SHARE", "Left free for work that comes back after faults.")] = 0.0,
     split_from: Annotated[int, _rules("TOKENS", "Shorter prompts are not split.")] = 0,
     policy: Annotated[
