@@ -213,6 +213,7 @@ fn the_summary_has_its_shape() {
             "count": 2, "bytes": 4000, "serialized": 1, "layer_wise": 1,
             "visible_s": {"mean": 0.02, "p50": 0.02, "p99": 0.0298, "max": 0.03},
         },
+        "admission": {"rule": "", "slo_ttft_s": null, "slo_tbt_s": null, "attainment": null, "rejected": {}},
         "gaps_s": {"count": 4, "mean": 2e-9, "p50": 2e-9, "p90": 2e-9, "p99": 2e-9, "max": 2e-9},
         "pools": {"to_mixed": 3, "to_home": 2},
         "machines": [

@@ -21,13 +21,19 @@ impl Cluster {
         if self.config.recovery_headroom_permille > 0 {
             self.check_headroom(arrival, choice)?;
         }
-        if self.config.admission != Admission::Bounds {
+        if self.predicts() {
             self.check_slo(arrival, choice)?;
         }
         Ok(choice)
     }
 
+    /// Whether anything is predicted at all.
+    pub(super) fn predicts(&self) -> bool {
+        self.config.admission != Admission::Bounds
+    }
+
     /// Whether the arrival leaves a share of slots and of KV tokens free, itself counted.
+    #[cold]
     fn check_headroom(&self, arrival: &Arrival, choice: Choice) -> Result<(), Rejection> {
         let legs = if choice.prompt.machine == choice.token.machine { 1 } else { 2 };
         let more = legs * (u64::from(arrival.prompt_tokens) + 1);
@@ -41,6 +47,7 @@ impl Cluster {
 
     /// Whether the chosen pair is expected to keep the limits of the class. A class without limits and a machine
     /// without a cost table turn nobody away; a prediction equal to the limit keeps it.
+    #[cold]
     fn check_slo(&self, arrival: &Arrival, choice: Choice) -> Result<(), Rejection> {
         let Some(slo) = self.predictor.slo(arrival.class) else { return Ok(()) };
         let ttft_ns = self.predicted_ttft_ns(choice.prompt.machine, arrival.prompt_tokens);

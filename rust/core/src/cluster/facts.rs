@@ -237,7 +237,9 @@ impl Cluster {
     ) -> Applied {
         // Cancelled meanwhile: the end that was applied first wins.
         let Some(slot) = self.requests.find_key(key) else { return self.late() };
-        self.learn_output(slot, tokens);
+        if self.predicts() {
+            self.learn_output(slot, tokens);
+        }
         let legs = self.requests.get(slot).legs;
         for (at, leg) in legs.iter().enumerate() {
             let Some(leg) = leg else { continue };

@@ -176,9 +176,10 @@ impl Cluster {
         let request = self.requests.get_mut(slot);
         request.legs = legs;
         request.moved_at = now;
-        self.expect(slot);
-        let request = self.requests.get(slot);
         let placed = (request.arrival.request, request.attempt);
+        if self.predicts() {
+            self.expect(slot);
+        }
         self.command_first(slot, actions);
         self.counters.placed += 1;
         actions.push(ClusterAction::Placed(Placement {

@@ -43,6 +43,8 @@ struct KvTotal {
 }
 
 impl KvTotal {
+    /// Out of the way of those who keep no total.
+    #[cold]
     fn set(&mut self, machine: u32, tokens: u64, capacity_tokens: u64) {
         let at = machine as usize;
         if self.of.len() <= at {

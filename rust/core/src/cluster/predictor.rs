@@ -10,7 +10,6 @@ use std::collections::BTreeMap;
 
 use super::Cluster;
 use super::requests::{Request, WatchedLeg};
-use crate::config::Admission;
 use crate::cost::CostTable;
 use crate::event::Slo;
 use crate::id::Order;
@@ -153,10 +152,8 @@ fn take_line(lines: &mut Vec<Line>, machine: u32) -> Line {
 impl Cluster {
     /// A request has finished: its output counts towards the mean. Where the machine does not say how much there
     /// was, what was delivered counts; nothing at all says nothing.
+    #[cold]
     pub(super) fn learn_output(&mut self, slot: u32, tokens: u32) {
-        if self.config.admission == Admission::Bounds {
-            return;
-        }
         let request = self.requests.get(slot);
         let output = request.resumed_from.saturating_add(tokens).max(request.delivered);
         if output == 0 {
@@ -172,10 +169,8 @@ impl Cluster {
     }
 
     /// A request has been given to a machine to decode; it is booked on both sides.
+    #[cold]
     pub(super) fn expect(&mut self, slot: u32) {
-        if self.config.admission == Admission::Bounds {
-            return;
-        }
         let request = self.requests.get(slot);
         let [Some(first), second] = request.legs else { return };
         let (Some(prompt), Some(token)) = (first.machine, second.unwrap_or(first).machine) else { return };

@@ -57,7 +57,9 @@ impl Cluster {
         second.state.inbound = Inbound::Reserving;
         self.book(&mut second);
         self.requests.get_mut(slot).legs[1] = Some(second);
-        self.expect(slot);
+        if self.predicts() {
+            self.expect(slot);
+        }
         if self.config.reserve == Reserve::AtArrival || first.state.compute == Compute::Held {
             self.command_reserve(slot, actions);
             self.command_send(slot, actions);

@@ -39,13 +39,13 @@ impl AdmissionReport {
         rejected: BTreeMap<&'static str, u64>,
     ) -> Self {
         let seconds = |limit: Option<u64>| limit.map(|ns| ns as f64 / 1e9);
-        let kept = rows.iter().filter(|row| limits.are_kept_by(row)).count();
+        let kept = || rows.iter().filter(|row| limits.are_kept_by(row)).count() as f64;
         let is_measured = limits != AdmissionLimits::default() && !rows.is_empty();
         Self {
             rule: rule.to_string(),
             slo_ttft_s: seconds(limits.ttft_ns),
             slo_tbt_s: seconds(limits.tbt_ns),
-            attainment: is_measured.then(|| kept as f64 / rows.len() as f64),
+            attainment: is_measured.then(|| kept() / rows.len() as f64),
             rejected,
         }
     }

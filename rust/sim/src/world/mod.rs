@@ -11,6 +11,7 @@ mod transfers;
 use std::collections::BTreeMap;
 
 use splitcore_core::cluster::Cluster;
+use splitcore_core::error::Rejection;
 use splitcore_core::event::{
     Arrival, ClusterAction, ClusterEvent, Join, MachineAction, MachineEvent, Outcome as CoreOutcome,
 };
@@ -261,7 +262,7 @@ impl<O: Observer> World<O> {
                 self.log(4, pair.0, u64::from(pair.1));
             }
             ClusterAction::Rejected { request, reason } => {
-                *self.rejections.entry(reason.name()).or_insert(0) += 1;
+                self.count_rejection(reason);
                 self.log(5, 0, request.0);
                 self.end(request.0, Outcome::Rejected);
             }
@@ -274,6 +275,11 @@ impl<O: Observer> World<O> {
             ClusterAction::Moved { machine, pool } => self.log(6, machine.index, pool as u64),
             ClusterAction::Parked { .. } | ClusterAction::Drained { .. } => {}
         }
+    }
+
+    #[cold]
+    fn count_rejection(&mut self, reason: Rejection) {
+        *self.rejections.entry(reason.name()).or_insert(0) += 1;
     }
 
     fn tell_machine(&mut self, machine: u32, event: &MachineEvent) -> Result<(), SimError> {
