@@ -31,7 +31,7 @@
 //! ```
 //!
 //! Where to look: `leg` has the states of a leg and every message; `event` what goes in and comes out; `config` each
-//! threshold with its default; `placement` how a request is cut.
+//! threshold with its default; `placement` how a request is cut; `cost` what passes are expected to take.
 
 #![forbid(unsafe_code)]
 
