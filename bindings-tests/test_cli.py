@@ -26,6 +26,7 @@ SUMMARY = {
     "e2e_s": LATENCY,
     "slo": {"met", "slowdown", "limits", "attainment"},
     "transfer": {"count", "bytes", "serialized", "layer_wise", "visible_s"},
+    "admission": {"rule", "slo_ttft_s", "slo_tbt_s", "attainment", "rejected"},
     "gaps_s": LATENCY | {"count"},
     "pools": {"to_mixed", "to_home"},
     "machines": [
@@ -162,6 +163,37 @@ def test_faults_are_told_in_a_table_and_in_the_summary(cli):
 
 def test_without_faults_there_is_no_table_of_them(cli):
     assert "crash" not in cli("simulate", *SPLIT).stdout
+
+
+def test_admission_is_told_with_its_reasons(cli):
+    limits = ("--admission", "early", "--slo-ttft", "0.2", "--slo-tbt", "0.05")
+    admission = _summary(cli("simulate", *SPLIT, *limits, "--json", "-"))["admission"]
+    assert (admission["rule"], admission["slo_ttft_s"], admission["slo_tbt_s"]) == ("early", 0.2, 0.05)
+    assert set(admission["rejected"]) <= {"ttft_slo", "tbt_slo"}
+    assert 0 < admission["attainment"] < 1
+    shown = cli("simulate", *SPLIT, *limits).stdout
+    assert "turned away (early)" in shown
+    assert "requests within the limits" in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--admission", "early"), "--admission: expected slo_ttft_s or slo_tbt_s beside it, got `early` alone"),
+        (("--slo-ttft", "0"), "--slo-ttft: expected seconds from 1e-9 to 1e9, got 0"),
+        (("--slo-tbt", "-1"), "--slo-tbt: expected seconds from 1e-9 to 1e9, got -1"),
+        (("--recovery-headroom", "1"), "--recovery-headroom: expected 0 to 0.999, got 1"),
+    ],
+)
+def test_a_wrong_limit_is_told_in_one_line(cli, arguments, message):
+    assert message in cli("simulate", *SPLIT, *arguments, code=2).stderr
+
+
+def test_short_prompts_and_headroom_are_options_of_a_run(cli):
+    whole = _summary(cli("simulate", *SPLIT, "--split-from", "1000000", "--json", "-"))
+    assert whole["transfer"]["count"] == 0
+    kept = _summary(cli("simulate", *SPLIT, "--recovery-headroom", "0.99", "--json", "-"))
+    assert set(kept["admission"]["rejected"]) == {"headroom"}
 
 
 def test_requests_limit_cuts_the_arrivals(cli):

@@ -271,3 +271,33 @@ def test_a_burst_from_many_threads_spreads_evenly():
     assert len(every) == 256
     assert all(abs(every.count(f"p{index}") - 64) <= 1 for index in range(4))
     made.check()
+
+
+def test_limits_and_cost_tables_come_as_events():
+    cluster = splitcore.Cluster(level="managed")
+    costs = {
+        "prefill": [{"at": 128, "ns": 40_000_000}, {"at": 8192, "ns": 1_500_000_000}],
+        "decode": [{"at": 1, "ns": 30_000_000}],
+        "context_ns_per_1024_tokens": 150_000,
+        "pass_tokens_max": 2048,
+    }
+    join = {
+        "type": "join",
+        "machine": {"index": 0, "incarnation": 1},
+        "role": "mixed",
+        "kv_capacity_tokens": 1000,
+        "speed_weight": 1,
+        "link": None,
+    }
+    limits = {"type": "set_slo", "class": 0, "slo": {"ttft_ns": 10**9, "tbt_ns": 10**8}}
+    wrong = [
+        join | {"costs": costs | {"decode": []}},
+        limits | {"slo": {"ttft_ns": 0, "tbt_ns": 1}},
+    ]
+    handled = cluster.handle([limits, limits | {"slo": None}, *wrong, join | {"costs": costs}], now_ns=0)
+    told = [(index, type(error), str(error)) for index, error in handled.errors]
+    assert [index for index, _, _ in told] == [2, 3]
+    assert "decode knots: expected at least one" in told[0][2]
+    assert told[1][1:] == (splitcore.EventError, "class 0: expected limits above zero")
+    assert len(cluster.loads()) == 1
+    assert splitcore.Cluster(level="managed").handle([join], now_ns=0).errors == []

@@ -120,6 +120,7 @@ pub(crate) fn cluster(machines: u32, level: Level) -> Cluster {
             kv_capacity_tokens: 1 << 40,
             speed_weight: 1,
             link: None,
+            costs: None,
         };
         let joined = cluster.handle(Time::ZERO, &ClusterEvent::Join(join), &mut Vec::new());
         let _ = joined.expect("indices are without gaps");

@@ -86,6 +86,11 @@ def simulate(
     ties: str = "first",
     message_delay_s: float = 0.0,
     max_in_flight: int | None = None,
+    admission: str = "bounds",
+    slo_ttft_s: float | None = None,
+    slo_tbt_s: float | None = None,
+    recovery_headroom: float = 0.0,
+    split_from: int = 0,
     kv_limit: bool = True,
     requests: int | None = None,
     faults: str | None = None,
@@ -123,6 +128,14 @@ def simulate(
         ties: Which of equally loaded machines is taken: ``"first"`` or ``"last"``; results should not hang on it.
         message_delay_s: Added to each message between cluster and machines.
         max_in_flight: Arrivals are rejected while this many requests are being served.
+        admission: What arrivals are held against: ``"bounds"`` alone, or also the two limits below, ``"early"`` by
+            what the chosen machines have to do now or ``"predicted"`` by what they will have to do when the prompt
+            is computed.
+        slo_ttft_s: Limit on the time to the first token.
+        slo_tbt_s: Limit on the time between tokens.
+        recovery_headroom: Share of slots and KV memory, below 1, that arrivals leave free for work that comes back
+            after faults.
+        split_from: Prompts of fewer tokens run whole on their token machine.
         kv_limit: Whether the memory of the machines bounds their KV cache.
         requests: Arrivals are cut after this many.
         faults: Machine faults, as ``"mtbf=600,repair=30,kill=t0@20"``: mean seconds that one machine is up, seconds
@@ -165,6 +178,11 @@ def simulate(
         "ties": ties,
         "message_delay_s": message_delay_s,
         "max_in_flight": max_in_flight,
+        "admission": admission,
+        "slo_ttft_s": slo_ttft_s,
+        "slo_tbt_s": slo_tbt_s,
+        "recovery_headroom": recovery_headroom,
+        "split_from": split_from,
         "kv_limit": kv_limit,
         "requests": requests,
         "faults": faults,

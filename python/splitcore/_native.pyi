@@ -65,7 +65,8 @@ class RejectedError(SplitcoreError):
     """An arrival was not accepted; nothing is kept of it."""
 
     reason: str
-    """``"requests_max"``, ``"too_large"``, ``"no_machine"``, ``"overloaded"`` or ``"pin_unavailable"``."""
+    """``"requests_max"``, ``"too_large"``, ``"no_machine"``, ``"overloaded"``, ``"pin_unavailable"``, ``"headroom"``,
+    ``"ttft_slo"`` or ``"tbt_slo"``."""
     request_id: int
     """The id that was given to `Cluster.place`."""
 

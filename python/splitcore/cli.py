@@ -28,7 +28,13 @@ app.add_typer(profile_app, name="profile")
 
 _STDOUT = Path("-")
 # Native names of options that the command line does not spell with dashes for underscores.
-_OPTION_NAMES = {"duration_s": "duration", "message_delay_s": "message-delay", "requests": "requests-limit"}
+_OPTION_NAMES = {
+    "duration_s": "duration",
+    "message_delay_s": "message-delay",
+    "requests": "requests-limit",
+    "slo_ttft_s": "slo-ttft",
+    "slo_tbt_s": "slo-tbt",
+}
 _Switch = Literal["on", "off"]
 
 
@@ -106,6 +112,11 @@ def simulate(
     seed: Annotated[int, _workload("N", "Of every random draw.")] = 0,
     requests_limit: Annotated[int | None, _workload("N", "Stop arrivals after N.")] = None,
     max_in_flight: Annotated[int | None, _workload("N", "Reject arrivals while N are served.")] = None,
+    slo_ttft: Annotated[float | None, _workload("S", "Limit on the time to the first token.")] = None,
+    slo_tbt: Annotated[float | None, _workload("S", "Limit on the time between tokens.")] = None,
+    admission: Annotated[str, _rules("NAME", "By bounds; or by limits, early or predicted.")] = "bounds",
+    recovery_headroom: Annotated[float, _rules("SHARE", "Left free for work that comes back after faults.")] = 0.0,
+    split_from: Annotated[int, _rules("TOKENS", "Shorter prompts are not split.")] = 0,
     policy: Annotated[
         str | None, _rules("NAME", "splitwise, jsq, least-requests, round-robin or power-of-two.")
     ] = None,
@@ -154,6 +165,11 @@ def simulate(
             ties=ties,
             message_delay_s=message_delay,
             max_in_flight=max_in_flight,
+            admission=admission,
+            slo_ttft_s=slo_ttft,
+            slo_tbt_s=slo_tbt,
+            recovery_headroom=recovery_headroom,
+            split_from=split_from,
             kv_limit=kv_limit == "on",
             requests=requests_limit,
             faults=faults,

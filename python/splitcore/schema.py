@@ -10,6 +10,7 @@ __all__ = [
     "METRICS",
     "OUTCOMES",
     "PERCENTILES",
+    "Admission",
     "Distribution",
     "Faults",
     "Gaps",
@@ -115,6 +116,19 @@ class Slos(TypedDict):
     """The share of requests that keep all three of `SloLimits.attainment`."""
 
 
+class Admission(TypedDict):
+    """What arrivals were held against, and who was turned away."""
+
+    rule: str
+    """``"bounds"``, ``"early"`` or ``"predicted"``."""
+    slo_ttft_s: float | None
+    slo_tbt_s: float | None
+    attainment: float | None
+    """The share of requests that finished and kept both limits; None without limits."""
+    rejected: dict[str, int]
+    """Arrivals turned away by reason, as `RejectedError.reason`; those that did not occur are left out."""
+
+
 class VisibleTime(TypedDict):
     """The part of the transfers that prefill did not hide."""
 
@@ -197,6 +211,7 @@ class Summary(TypedDict):
     e2e_s: Distribution
     slo: Slos
     transfer: Transfers
+    admission: Admission
     gaps_s: Gaps
     """Every gap between two tokens of a request."""
     pools: Moves

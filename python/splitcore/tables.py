@@ -55,6 +55,8 @@ def run(summary: Summary) -> RenderableType:
     facts.add_row("nine SLOs", _verdict(summary["slo"]["met"]))
     for name, fact in _facts(summary).items():
         facts.add_row(name, fact)
+    for name, fact in _admission(summary).items():
+        facts.add_row(name, fact)
     return Group(
         Text("  ".join(f"{name} {value}" for name, value in told.items()), style="bold"),
         Text(f"{summary['requests']['submitted']:,} requests: {_ends(summary)}"),
@@ -123,6 +125,15 @@ def _table(*headings: str) -> Table:
 def _ends(summary: Summary) -> str:
     counts = summary["requests"]
     return ", ".join(f"{counts[end]:,} {end}" for end in OUTCOMES if counts[end] or end == "completed")
+
+
+def _admission(summary: Summary) -> dict[str, str]:
+    """Tell who was turned away and who was served within the limits, if anyone was and there are any."""
+    admission = summary["admission"]
+    reasons = ", ".join(f"{count:,} {reason}" for reason, count in admission["rejected"].items())
+    facts = {f"turned away ({admission['rule']})": reasons} if reasons else {}
+    kept = admission["attainment"]
+    return facts | ({} if kept is None else {"requests within the limits": f"{kept:.1%}"})
 
 
 def _times(summary: Summary, latency: _Latency, columns: Iterable[_Column]) -> list[str]:

@@ -99,6 +99,19 @@ impl PolicyKind {
     }
 }
 
+/// What an arrival is held against, besides what can never fit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
+pub enum Admission {
+    /// The bounds alone.
+    #[default]
+    Bounds,
+    /// Also the limits of its class, by what its pair of machines has to do now.
+    Early,
+    /// Also the limits of its class, by what its pair will have to do when its prompt is computed.
+    Predicted,
+}
+
 /// Options of a [`crate::cluster::Cluster`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
@@ -131,6 +144,19 @@ pub struct ClusterConfig {
     pub ties: Ties,
     /// Live requests at most.
     pub requests_max: u32,
+    /// What arrivals are held against.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub admission: Admission,
+    /// Share of `requests_max`, and of the KV tokens of all machines that are up, in thousandths: arrivals leave it
+    /// free for work that comes back after faults.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub recovery_headroom_permille: u32,
+    /// Waiting this long outweighs one step of priority in the line of parked requests; `None`: nothing does.
+    #[cfg_attr(feature = "serde", serde(default = "priority_ageing_ns"))]
+    pub priority_ageing_ns: Option<u64>,
+    /// A prompt of fewer tokens runs whole on the token machine that its policy chooses.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub split_from_tokens: u32,
     /// Tries of one request at most; only faults count.
     pub attempts_max: u32,
     /// Parked requests and unreserved legs are tried again at least this often.
@@ -151,6 +177,11 @@ pub struct ClusterConfig {
     pub seed: u64,
 }
 
+#[allow(clippy::unnecessary_wraps, reason = "the type of the option")]
+fn priority_ageing_ns() -> Option<u64> {
+    Some(10 * SECOND_NS)
+}
+
 impl Default for ClusterConfig {
     fn default() -> Self {
         Self {
@@ -167,6 +198,10 @@ impl Default for ClusterConfig {
             layer_wise_from_tokens: 512,
             ties: Ties::First,
             requests_max: 1_000_000,
+            admission: Admission::Bounds,
+            recovery_headroom_permille: 0,
+            priority_ageing_ns: priority_ageing_ns(),
+            split_from_tokens: 0,
             attempts_max: 4,
             retry_interval_ns: SECOND_NS,
             park_limit_ns: 30 * SECOND_NS,
@@ -201,7 +236,8 @@ pub struct MachineConfig {
     pub handoff_floor_blocks: Option<u32>,
     /// With more than this share of its blocks in quarantine, in thousandths, it asks for no new work.
     pub quarantine_limit_permille: u32,
-    /// A transfer that has not ended this long after it could is stopped, and has failed. `None`: no limit.
+    /// A transfer that has not ended this long after it could is stopped, and has failed: more than the largest takes.
+    /// `None`: no limit.
     pub transfer_limit_ns: Option<u64>,
     /// Work that has found no room for this long while nothing else ran is given back to the Cluster.
     pub park_limit_ns: u64,
@@ -225,7 +261,7 @@ impl Default for MachineConfig {
             report_interval_ns: SECOND_NS,
             handoff_floor_blocks: None,
             quarantine_limit_permille: 100,
-            transfer_limit_ns: Some(30 * SECOND_NS),
+            transfer_limit_ns: Some(60 * SECOND_NS),
             park_limit_ns: 30 * SECOND_NS,
             orphan_limit_ns: Some(120 * SECOND_NS),
             sends_max: None,
@@ -278,6 +314,9 @@ impl ClusterConfig {
         )?;
         require((1..=1000).contains(&fill), "kv_fill_max_permille", "1 to 1000", fill)?;
         require(self.requests_max > 0, "requests_max", "at least 1", self.requests_max)?;
+        let headroom = self.recovery_headroom_permille;
+        require(headroom < 1000, "recovery_headroom_permille", "0 to 999", headroom)?;
+        require(self.priority_ageing_ns != Some(0), "priority_ageing_ns", "at least 1", 0_u64)?;
         require(self.attempts_max > 0, "attempts_max", "at least 1", self.attempts_max)?;
         require(self.retry_interval_ns > 0, "retry_interval_ns", "at least 1", self.retry_interval_ns)?;
         require(self.park_limit_ns > 0, "park_limit_ns", "at least 1", self.park_limit_ns)?;

@@ -19,6 +19,11 @@ pub enum EventError {
     StaleCluster(MachineId),
     /// A machine without blocks, or with speed zero.
     EmptyMachine(MachineId),
+    /// A class with a limit of zero.
+    EmptySlo {
+        /// Which class.
+        class: u32,
+    },
     /// The machine already holds a leg of this attempt.
     DuplicateLeg(LegKey),
     /// The engine ended a leg that is not in the running pass.
@@ -60,6 +65,9 @@ impl fmt::Display for EventError {
             Self::EmptyMachine(id) => {
                 write!(f, "machine {}: expected a KV capacity and a speed weight above zero", id.index)
             }
+            Self::EmptySlo { class } => {
+                write!(f, "class {class}: expected limits above zero")
+            }
             Self::DuplicateLeg(key) => {
                 write!(f, "request {} attempt {} already has a leg here", key.request.0, key.attempt.0)
             }
@@ -95,6 +103,12 @@ pub enum Rejection {
     PinUnavailable,
     /// The Cluster has restarted and hears from its machines first.
     Recovering,
+    /// Only the share kept for work that comes back after faults is left.
+    Headroom,
+    /// Its first token would come after its class's limit.
+    TtftSlo,
+    /// Its tokens would come further apart than its class's limit.
+    TbtSlo,
 }
 
 impl Rejection {
@@ -107,6 +121,9 @@ impl Rejection {
             Self::Overloaded => "overloaded",
             Self::PinUnavailable => "pin_unavailable",
             Self::Recovering => "recovering",
+            Self::Headroom => "headroom",
+            Self::TtftSlo => "ttft_slo",
+            Self::TbtSlo => "tbt_slo",
         }
     }
 }

@@ -1,5 +1,6 @@
 //! What goes into the two state machines and what comes out.
 
+use crate::cost::CostTable;
 use crate::error::Rejection;
 use crate::id::{AssignmentSeq, Epoch, LegKey, MachineId, Order, RequestId};
 use crate::leg::{Command, LegState, Notice, Peer, Report, Work};
@@ -72,7 +73,7 @@ pub struct Link {
 }
 
 /// A machine that joins.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Join {
     /// The next free index, or a known index with a higher incarnation.
@@ -85,6 +86,19 @@ pub struct Join {
     pub speed_weight: u32,
     /// Its network card, if known.
     pub link: Option<Link>,
+    /// What its passes cost, if known: nothing is predicted of a machine without.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub costs: Option<CostTable>,
+}
+
+/// The limits of a class of requests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct Slo {
+    /// From arrival to the first token, at most.
+    pub ttft_ns: u64,
+    /// Between two tokens, at most.
+    pub tbt_ns: u64,
 }
 
 /// What a machine still has of a request when it registers.
@@ -175,6 +189,14 @@ pub enum ClusterEvent {
     },
     /// `External`: the embedder says something about a request, wherever it runs.
     Fact(#[cfg_attr(feature = "serde", serde(with = "fact"))] Notice),
+    /// A class has these limits from here on; `None`: no longer any. Arrivals are held against them where
+    /// [`crate::config::Admission`] says so.
+    SetSlo {
+        /// Which class.
+        class: u32,
+        /// Its limits.
+        slo: Option<Slo>,
+    },
     /// `External`: these requests are still wanted.
     Renew {
         /// Which.

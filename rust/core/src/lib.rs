@@ -17,7 +17,7 @@
 //! let mut actions = Vec::new();
 //! for (index, role) in [Role::Prompt, Role::Token].into_iter().enumerate() {
 //!     let machine = MachineId { index: index as u32, incarnation: 1 };
-//!     let join = Join { machine, role, kv_capacity_tokens: 83_380, speed_weight: 1, link: None };
+//!     let join = Join { machine, role, kv_capacity_tokens: 83_380, speed_weight: 1, link: None, costs: None };
 //!     let _ = cluster.handle(Time::ZERO, &ClusterEvent::Join(join), &mut actions)?;
 //! }
 //! let arrival = Arrival::new(1, 1500, 400);
@@ -31,12 +31,13 @@
 //! ```
 //!
 //! Where to look: `leg` has the states of a leg and every message; `event` what goes in and comes out; `config` each
-//! threshold with its default; `placement` how a request is cut.
+//! threshold with its default; `placement` how a request is cut; `cost` what passes are expected to take.
 
 #![forbid(unsafe_code)]
 
 pub mod cluster;
 pub mod config;
+pub mod cost;
 pub mod error;
 pub mod event;
 pub mod id;

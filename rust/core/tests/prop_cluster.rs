@@ -7,9 +7,10 @@ mod kit;
 use kit::*;
 use proptest::prelude::*;
 use splitcore_core::cluster::{Cluster, MachineLoad, MachineState};
-use splitcore_core::config::{ClusterConfig, Cut, Level, MixedReturn, PolicyKind, TransferRule};
+use splitcore_core::config::{Admission, ClusterConfig, Cut, Level, MixedReturn, PolicyKind, TransferRule};
+use splitcore_core::cost::{CostKnot, CostPoints, CostTable};
 use splitcore_core::error::{Applied, EventError, Rejection};
-use splitcore_core::event::{Arrival, ClusterAction, ClusterEvent, Join, Link, Outcome, Role};
+use splitcore_core::event::{Arrival, ClusterAction, ClusterEvent, Join, Link, Outcome, Role, Slo};
 use splitcore_core::id::{AssignmentSeq, MachineId, RequestId};
 use splitcore_core::leg::{Command, Notice, Report};
 use splitcore_core::placement::{Mode, Placement, Reserve, Seat, Step};
@@ -175,12 +176,16 @@ fn config() -> impl Strategy<Value = ClusterConfig> {
         prop::sample::select(vec![300_u32, 950, 1000]),
         prop::sample::select(vec![3_u32, 1000]),
         1_u32..4,
+        prop::sample::select(vec![Admission::Bounds, Admission::Early, Admission::Predicted]),
+        prop::sample::select(vec![0_u32, 1, 400]),
+        prop::sample::select(vec![None, Some(1_u64), Some(70)]),
+        prop::sample::select(vec![0_u32, 20]),
     );
     let ways = (any::<bool>(), any::<bool>(), any::<bool>(), any::<bool>(), any::<bool>());
     (prop::sample::select(policies), bounds, ways, any::<u64>()).prop_map(
         |(
             policy,
-            (pending, fill, requests_max, attempts_max),
+            (pending, fill, requests_max, attempts_max, admission, headroom, ageing, split_from_tokens),
             (external, idle, hold, late, before),
             seed,
         )| {
@@ -191,6 +196,10 @@ fn config() -> impl Strategy<Value = ClusterConfig> {
                 kv_fill_max_permille: fill,
                 requests_max,
                 attempts_max,
+                admission,
+                recovery_headroom_permille: headroom,
+                priority_ageing_ns: ageing,
+                split_from_tokens,
                 mixed_return: if idle { MixedReturn::Idle } else { MixedReturn::Drained },
                 mixed_hold_ns: if hold { 50 } else { 0 },
                 reserve: if late { Reserve::AtSourceDone } else { Reserve::AtArrival },
@@ -218,6 +227,18 @@ fn any_arrival(state: &mut u64) -> Arrival {
         pin_token: (draw(state, 8) == 0).then(|| draw(state, 5) as u32),
         ..Arrival::new(draw(state, 12), draw(state, 40) as u32, draw(state, 20) as u32)
     }
+}
+
+/// One nanosecond a prompt token; two decodes take two or four.
+fn costs(steep: u64) -> CostTable {
+    let knots = |points: [(u32, u64); 2]| points.map(|(at, ns)| CostKnot { at, ns }).to_vec();
+    CostTable::new(CostPoints {
+        prefill: knots([(0, 0), (100, 100)]),
+        decode: knots([(0, 0), (10, 10 * (1 + steep))]),
+        context_ns_per_1024_tokens: 64 * steep,
+        pass_tokens_max: 50,
+    })
+    .unwrap()
 }
 
 fn any_notice(cluster: &Cluster, seq: u64, state: &mut u64) -> Notice {
@@ -257,8 +278,13 @@ fn any_event(cluster: &Cluster, seq: u64, state: &mut u64) -> ClusterEvent {
             kv_capacity_tokens: draw(state, 4) * 40,
             speed_weight: draw(state, 4) as u32,
             link: None,
+            costs: (draw(state, 3) > 0).then(|| costs(draw(state, 2))),
         }),
         10 => ClusterEvent::Renew { request: RequestId(draw(state, 12)) },
+        11 if draw(state, 3) == 0 => {
+            let slo = Slo { ttft_ns: draw(state, 200), tbt_ns: draw(state, 30) };
+            ClusterEvent::SetSlo { class: draw(state, 2) as u32, slo: (draw(state, 4) > 0).then_some(slo) }
+        }
         11 | 12 => ClusterEvent::Tick,
         _ if cluster.config().level == Level::External => ClusterEvent::Fact(any_notice(cluster, seq, state)),
         _ => ClusterEvent::Notice { from: machine, notice: any_notice(cluster, seq, state) },
@@ -278,7 +304,16 @@ fn check_choice(scan: &Scan, before: &Cluster, arrival: &Arrival, actions: &[Clu
         return;
     }
     if let Some(placed) = placed {
-        assert_eq!(Some(pair(&placed)), scan.pair(before, arrival), "{arrival:?} of {before:?}");
+        let chosen = scan.pair(before, arrival);
+        if arrival.prompt_tokens < before.config().split_from_tokens {
+            assert_eq!(
+                Some(pair(&placed)),
+                chosen.map(|(_, token)| (token, token)),
+                "{arrival:?} of {before:?}"
+            );
+            return;
+        }
+        assert_eq!(Some(pair(&placed)), chosen, "{arrival:?} of {before:?}");
         if let Some((_, prompt, _, token)) =
             scan.splitwise(before, arrival).filter(|_| before.config().policy == PolicyKind::Splitwise)
         {
@@ -463,6 +498,7 @@ fn only_faults_count_towards_attempts_max() {
     };
     let actions = head.act(&ClusterEvent::Lose { machine: id(0) });
     assert_eq!(placement(&actions).unwrap().attempt.0, 2);
+    head.now_ns = 1;
     let on = pair(&placement(&actions).unwrap()).0;
     let actions = head.act(&ClusterEvent::Lose { machine: id(on) });
     assert!(ended(&actions, Outcome::AttemptsMax), "{actions:?}");
@@ -628,7 +664,7 @@ fn the_automatic_transfer_mode_turns_where_bytes_outweigh_the_fixed_cost() {
     {
         let link = Some(Link { bytes_per_s: 1_000_000_000, fixed_cost_ns });
         let machine = id(index as u32);
-        let join = Join { machine, role, kv_capacity_tokens: 1000, speed_weight: 1, link };
+        let join = Join { machine, role, kv_capacity_tokens: 1000, speed_weight: 1, link, costs: None };
         head.act(&ClusterEvent::Join(join));
     }
     // One token takes 1 us; the larger fixed cost is 8 us.
@@ -717,7 +753,14 @@ fn speed_weights_divide_the_load() {
     let mut head = Head::new(config, &[]);
     for (index, speed_weight) in [1, 3].into_iter().enumerate() {
         let machine = id(index as u32);
-        let join = Join { machine, role: Role::Mixed, kv_capacity_tokens: 10_000, speed_weight, link: None };
+        let join = Join {
+            machine,
+            role: Role::Mixed,
+            kv_capacity_tokens: 10_000,
+            speed_weight,
+            link: None,
+            costs: None,
+        };
         head.act(&ClusterEvent::Join(join));
     }
     let on: Vec<u32> = (0..8).map(|request| pair(&head.place(request, 99, 10)).0).collect();
@@ -750,7 +793,14 @@ fn contradictions_are_errors() {
     };
     let join = |index, incarnation, kv_capacity_tokens, speed_weight| {
         let machine = MachineId { index, incarnation };
-        ClusterEvent::Join(Join { machine, role: Role::Mixed, kv_capacity_tokens, speed_weight, link: None })
+        ClusterEvent::Join(Join {
+            machine,
+            role: Role::Mixed,
+            kv_capacity_tokens,
+            speed_weight,
+            link: None,
+            costs: None,
+        })
     };
     let cases = [
         (arrive(1, 10, None), EventError::DuplicateRequest(RequestId(1))),

@@ -445,3 +445,17 @@ fn regression_more_tokens_than_positions_are_not_counted() {
     assert_eq!(head.cluster.load(0).unwrap().kv_tokens, u64::from(u32::MAX));
     head.act(&ClusterEvent::Lose { machine: id(0) });
 }
+
+#[test]
+fn regression_machines_that_die_together_cost_one_fault() {
+    let config = ClusterConfig { attempts_max: 2, ..ClusterConfig::default() };
+    let mut head = Head::new(config, &[Role::Mixed; 5]);
+    head.place(1, 10, 10);
+    head.now_ns = 1;
+    // Told of one by one, each takes with it what was just placed on it.
+    for machine in 0..4 {
+        let actions = head.act(&ClusterEvent::Lose { machine: id(machine) });
+        assert!(!actions.iter().any(|action| matches!(action, ClusterAction::Ended { .. })), "{actions:?}");
+    }
+    assert_eq!(head.cluster.attempt(RequestId(1)).unwrap().0, 5);
+}

@@ -13,23 +13,29 @@ const FORBIDDEN: [&str; 9] =
     ["f32", "f64", "Instant", "SystemTime", "std::thread", "std::net", "todo!", "unimplemented!", "pyo3"];
 
 /// Modules of the core, and what each may import from it.
-const IMPORTS: [(&str, &[&str]); 10] = [
+const IMPORTS: [(&str, &[&str]); 11] = [
     ("time", &[]),
     ("id", &[]),
     ("config", &["id", "placement"]),
+    ("cost", &[]),
     ("error", &["id"]),
     ("placement", &["id"]),
     ("kv", &[]),
     ("leg", &["id", "placement"]),
-    ("event", &["error", "id", "leg", "placement"]),
+    ("event", &["cost", "error", "id", "leg", "placement"]),
     ("machine", &["config", "error", "event", "id", "kv", "leg", "placement", "time"]),
-    ("cluster", &["config", "error", "event", "id", "leg", "placement", "time"]),
+    ("cluster", &["config", "cost", "error", "event", "id", "leg", "placement", "time"]),
 ];
 
 /// The order the table keeps to: a module imports only from the levels before its own, or beside it among the
 /// vocabulary of the second level.
-const LEVELS: [&[&str]; 5] =
-    [&["time", "id"], &["config", "error", "placement", "kv"], &["leg"], &["event"], &["machine", "cluster"]];
+const LEVELS: [&[&str]; 5] = [
+    &["time", "id"],
+    &["config", "cost", "error", "placement", "kv"],
+    &["leg"],
+    &["event"],
+    &["machine", "cluster"],
+];
 
 struct Source {
     path: PathBuf,

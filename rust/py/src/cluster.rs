@@ -184,6 +184,7 @@ impl Cluster {
             kv_capacity_tokens: u64::from(kv_blocks) * u64::from(block_tokens),
             speed_weight,
             link,
+            costs: None,
         };
         let shown = PyString::intern(py, name).unbind();
         self.with(py, |state| state.add_machine(name, shown, join, now_ns))

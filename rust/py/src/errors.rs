@@ -158,6 +158,7 @@ pub(crate) fn event(py: Python<'_>, error: CoreEventError) -> PyErr {
         | CoreEventError::MachineTaken(_)
         | CoreEventError::StaleCluster(_)
         | CoreEventError::EmptyMachine(_)
+        | CoreEventError::EmptySlo { .. }
         | CoreEventError::DuplicateLeg(_)
         | CoreEventError::NotInPass(_)
         | CoreEventError::NotRunning { .. }

@@ -54,6 +54,16 @@ pub struct Options {
     pub message_delay_s: f64,
     /// Requests at most in the system; further arrivals are rejected.
     pub max_in_flight: Option<u32>,
+    /// `bounds`, `early` or `predicted`: what arrivals are held against.
+    pub admission: String,
+    /// Limit on the time to the first token.
+    pub slo_ttft_s: Option<f64>,
+    /// Limit on the time between tokens.
+    pub slo_tbt_s: Option<f64>,
+    /// Share of slots and KV tokens that arrivals leave free, 0 to 0.999.
+    pub recovery_headroom: f64,
+    /// Prompts of fewer tokens are not split.
+    pub split_from: u32,
     /// Whether machines have only the KV memory they have.
     pub kv_limit: bool,
     /// Stop after this many arrivals.
@@ -92,6 +102,11 @@ impl Default for Options {
             ties: "first".into(),
             message_delay_s: 0.0,
             max_in_flight: None,
+            admission: "bounds".into(),
+            slo_ttft_s: None,
+            slo_tbt_s: None,
+            recovery_headroom: 0.0,
+            split_from: 0,
             kv_limit: true,
             requests: None,
             faults: None,

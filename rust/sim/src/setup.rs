@@ -3,9 +3,10 @@
 use std::str::FromStr;
 
 use splitcore_core::config::{
-    ClusterConfig, Cut, MachineConfig, MixedReturn, PolicyKind, SECOND_NS, Ties, TransferRule,
+    Admission, ClusterConfig, Cut, MachineConfig, MixedReturn, PolicyKind, SECOND_NS, Ties, TransferRule,
 };
-use splitcore_core::event::{Link, Role};
+use splitcore_core::cost::CostTable;
+use splitcore_core::event::{Link, Role, Slo};
 use splitcore_core::placement::Reserve;
 
 use crate::SimError;
@@ -14,6 +15,7 @@ use crate::faults::FaultPlan;
 use crate::links::{Contention, Nic};
 use crate::machines::{MachineGroup, MachineKind, Model, kv_capacity_tokens, parse_groups};
 use crate::options::Options;
+use crate::report::AdmissionLimits;
 use crate::workload::{Arrivals, Sampling, Source, Workload, WorkloadSpec};
 
 /// KV blocks without a memory limit: more than any run holds, and few enough for token counts to stay small.
@@ -37,9 +39,13 @@ pub(crate) struct Setup {
     pub(crate) model: Model,
     pub(crate) cost_kind: CostKind,
     pub(crate) costs: Vec<CostModel>,
+    /// What the Cluster is told of each entry of `costs`.
+    pub(crate) cost_tables: Vec<CostTable>,
     pub(crate) reference: IdleReference,
     pub(crate) machines: Vec<MachineSetup>,
     pub(crate) cluster: ClusterConfig,
+    /// Of every request.
+    pub(crate) limits: AdmissionLimits,
     pub(crate) contention: Contention,
     pub(crate) message_delay_ns: u64,
     pub(crate) workload: Workload,
@@ -55,6 +61,7 @@ impl Setup {
         let cost_kind = CostKind::from_str(&options.costs)?;
         let groups = groups(options)?;
         let cluster = cluster_config(options, model)?;
+        let limits = admission_limits(options, cluster.admission)?;
         let link_bandwidth = checked_bandwidth(options.link_bandwidth)?;
         let message_delay_ns = checked_delay_ns(options.message_delay_s)?;
         let profile = match &options.profile {
@@ -85,13 +92,17 @@ impl Setup {
         }
         let names = || machines.iter().map(|machine| machine.name.as_str());
         let faults = options.faults.as_deref().map(|text| FaultPlan::parse(text, names())).transpose()?;
+        let costs: Vec<CostModel> = costs.into_iter().map(|(_, cost)| cost).collect();
+        let pass_tokens_max = MachineConfig::default().batch_tokens_max;
         Ok(Self {
             model,
             cost_kind,
-            costs: costs.into_iter().map(|(_, cost)| cost).collect(),
+            cost_tables: costs.iter().map(|cost| cost.table(pass_tokens_max)).collect::<Result<_, _>>()?,
+            costs,
             reference,
             machines,
             cluster,
+            limits,
             contention: if options.contention { Contention::On } else { Contention::Off },
             message_delay_ns,
             workload: workload_spec(options)?.build()?,
@@ -149,7 +160,9 @@ fn machine_config(
     cost_kind: CostKind,
     kv_limit: bool,
 ) -> Result<MachineConfig, SimError> {
-    let base = MachineConfig { report_interval_ns: SECOND_NS, ..MachineConfig::default() };
+    // Simulated links may be slow; they never stand still.
+    let base =
+        MachineConfig { report_interval_ns: SECOND_NS, transfer_limit_ns: None, ..MachineConfig::default() };
     let capacity_tokens = kv_capacity_tokens(model, kind, cost_kind.weights())?;
     let blocks = if kv_limit {
         let blocks = capacity_tokens / u64::from(base.block_tokens);
@@ -181,6 +194,8 @@ fn cluster_config(options: &Options, model: Model) -> Result<ClusterConfig, SimE
     let reserves = [("at-arrival", Reserve::AtArrival), ("at-source-done", Reserve::AtSourceDone)];
     let cuts = [("at-prompt", Cut::AtPrompt), ("before-last", Cut::BeforeLast)];
     let ties = [("first", Ties::First), ("last", Ties::Last)];
+    let admissions =
+        [("bounds", Admission::Bounds), ("early", Admission::Early), ("predicted", Admission::Predicted)];
     let requests_max = options.max_in_flight.unwrap_or(u32::MAX);
     if requests_max == 0 {
         return Err(SimError::config("max_in_flight", "at least 1", 0));
@@ -194,9 +209,47 @@ fn cluster_config(options: &Options, model: Model) -> Result<ClusterConfig, SimE
         ties: named("ties", &ties, &options.ties)?,
         kv_bytes_per_token: Some(model.kv_bytes_per_token()),
         requests_max,
+        admission: named("admission", &admissions, &options.admission)?,
+        recovery_headroom_permille: checked_permille(options.recovery_headroom)?,
+        split_from_tokens: options.split_from,
         seed: options.seed,
         ..ClusterConfig::default()
     })
+}
+
+fn checked_permille(share: f64) -> Result<u32, SimError> {
+    if (0.0..=0.999).contains(&share) {
+        Ok((share * 1000.0).round() as u32)
+    } else {
+        Err(SimError::config("recovery_headroom", "0 to 0.999", share))
+    }
+}
+
+/// Limits in seconds; a rule that holds arrivals against limits needs one.
+fn admission_limits(options: &Options, admission: Admission) -> Result<AdmissionLimits, SimError> {
+    let checked = |option, limit_s: Option<f64>| match limit_s {
+        None => Ok(None),
+        Some(limit_s) if (1e-9..=1e9).contains(&limit_s) => Ok(Some((limit_s * 1e9).round() as u64)),
+        Some(limit_s) => Err(SimError::config(option, "seconds from 1e-9 to 1e9", limit_s)),
+    };
+    let limits = AdmissionLimits {
+        ttft_ns: checked("slo_ttft_s", options.slo_ttft_s)?,
+        tbt_ns: checked("slo_tbt_s", options.slo_tbt_s)?,
+    };
+    if admission != Admission::Bounds && limits == AdmissionLimits::default() {
+        let expected = "slo_ttft_s or slo_tbt_s beside it";
+        return Err(SimError::config("admission", expected, format!("`{}` alone", options.admission)));
+    }
+    Ok(limits)
+}
+
+impl AdmissionLimits {
+    /// As the Cluster is told them.
+    pub(crate) fn slo(self) -> Option<Slo> {
+        let Self { ttft_ns, tbt_ns } = self;
+        (self != Self::default())
+            .then(|| Slo { ttft_ns: ttft_ns.unwrap_or(u64::MAX), tbt_ns: tbt_ns.unwrap_or(u64::MAX) })
+    }
 }
 
 fn checked_bandwidth(bytes_per_s: Option<f64>) -> Result<Option<u64>, SimError> {

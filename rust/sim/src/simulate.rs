@@ -10,8 +10,8 @@ use crate::faults::Recovery;
 use crate::observer::Observer;
 use crate::options::Options;
 use crate::report::{
-    FaultReport, FaultTally, Inputs, PoolMoves, Reference, RequestRecord, RequestRow, RunFacts, SloLimits,
-    Summary, TbtRule, Timelines,
+    AdmissionReport, FaultReport, FaultTally, Inputs, PoolMoves, Reference, RequestRecord, RequestRow,
+    RunFacts, SloLimits, Summary, TbtRule, Timelines,
 };
 use crate::setup::Setup;
 use crate::world::{World, role_name};
@@ -143,6 +143,12 @@ fn report<O: Observer>(world: &World<O>, setup: &Setup, options: &Options, wall_
         reference: &reference,
         pools: PoolMoves { to_mixed: counters.to_mixed, to_home: counters.to_home },
         facts: RunFacts {
+            admission: AdmissionReport::new(
+                &options.admission,
+                setup.limits,
+                &rows,
+                world.rejections.clone(),
+            ),
             out_of_range_lookups: world.out_of_range_lookups,
             cost_model: setup.cost_kind.to_string(),
             policy: setup.cluster.policy.name().to_string(),

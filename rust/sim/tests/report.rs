@@ -6,9 +6,9 @@ use std::path::PathBuf;
 use serde_json::{Value, json};
 use splitcore_sim::SimError;
 use splitcore_sim::report::{
-    GapHistogram, Inputs, MachineTally, NO_TIME_NS, Outcome, Percentiles, PoolMoves, Reference,
-    RequestLimits, RequestRow, RunFacts, SloLimits, SloReport, Summary, TbtRule, TransferKind, TransferTally,
-    write_requests_csv, write_summary_json,
+    AdmissionReport, GapHistogram, Inputs, MachineTally, NO_TIME_NS, Outcome, Percentiles, PoolMoves,
+    Reference, RequestLimits, RequestRow, RunFacts, SloLimits, SloReport, Summary, TbtRule, TransferKind,
+    TransferTally, write_requests_csv, write_summary_json,
 };
 
 const IDLE: Reference = Reference { ttft_ns: 1000, tbt_ns: 100, e2e_ns: 1400 };
@@ -169,6 +169,7 @@ fn summary_of(rows: &[RequestRow], tbt_rule: TbtRule) -> Summary {
         reference: &|_, _| IDLE,
         pools: PoolMoves { to_mixed: 3, to_home: 2 },
         facts: RunFacts {
+            admission: AdmissionReport::default(),
             out_of_range_lookups: 7,
             cost_model: "measured".to_owned(),
             policy: "mixed-pool".to_owned(),
@@ -212,6 +213,7 @@ fn the_summary_has_its_shape() {
             "count": 2, "bytes": 4000, "serialized": 1, "layer_wise": 1,
             "visible_s": {"mean": 0.02, "p50": 0.02, "p99": 0.0298, "max": 0.03},
         },
+        "admission": {"rule": "", "slo_ttft_s": null, "slo_tbt_s": null, "attainment": null, "rejected": {}},
         "gaps_s": {"count": 4, "mean": 2e-9, "p50": 2e-9, "p90": 2e-9, "p99": 2e-9, "max": 2e-9},
         "pools": {"to_mixed": 3, "to_home": 2},
         "machines": [

@@ -165,6 +165,7 @@ fn m14_the_simulator_places_as_the_library_does() {
             kv_capacity_tokens: 83_380 / 16 * 16,
             speed_weight: 1,
             link: Some(Link { bytes_per_s: BYTES_PER_S, fixed_cost_ns: 5_000_000 }),
+            costs: None,
         };
         let _ = cluster.handle(Time::ZERO, &ClusterEvent::Join(join), &mut actions).unwrap();
     }

@@ -112,6 +112,10 @@ impl Cluster {
     }
 
     fn check_pools(&self) -> Result<(), ClusterFault> {
+        let up = self.machines.iter().filter(|entry| entry.pooled);
+        let kv = up.fold((0, 0), |kv, entry| (kv.0 + entry.kv_load, kv.1 + entry.kv_capacity_tokens));
+        let kept = self.pools.kv_total();
+        ensure(kept.is_none_or(|kept| kept == kv), || format!("KV tokens kept {kept:?}, counted {kv:?}"))?;
         for pool in [Role::Prompt, Role::Token, Role::Mixed] {
             let members = self.pools.members(pool);
             let belongs = |index: usize| {
@@ -145,6 +149,10 @@ impl Cluster {
         let by_class: u32 = self.parked_by_class.values().sum();
         ensure(parked as u32 == by_class, || format!("{parked} parked, {by_class} by class"))?;
         for (slot, request) in self.requests.iter() {
+            let in_line = self.parked.contains(&self.parked_key(request, slot));
+            ensure(in_line == request.parked, || {
+                format!("request {}: in line {in_line}", request.arrival.request.0)
+            })?;
             let waits = self.unreserved.contains(&(request.order, slot));
             ensure(waits == request.is_unreserved(), || {
                 format!("request {}: waits unreserved {waits}", request.arrival.request.0)

@@ -52,7 +52,7 @@ impl Cluster {
                 self.retry(actions);
                 applied
             }
-            Notice::Finished { key, .. } => self.finished(from, key, actions),
+            Notice::Finished { key, tokens } => self.finished(from, key, tokens, actions),
             Notice::Refused { key, report } => {
                 self.take_report(from, report);
                 self.refused(from, key, actions)
@@ -258,9 +258,18 @@ impl Cluster {
         self.tell_drained(machine, actions);
     }
 
-    fn finished(&mut self, from: Option<u32>, key: LegKey, actions: &mut Vec<ClusterAction>) -> Applied {
+    fn finished(
+        &mut self,
+        from: Option<u32>,
+        key: LegKey,
+        tokens: u32,
+        actions: &mut Vec<ClusterAction>,
+    ) -> Applied {
         // Cancelled meanwhile: the end that was applied first wins.
         let Some(slot) = self.requests.find_key(key) else { return self.late() };
+        if self.predicts() {
+            self.learn_output(slot, tokens);
+        }
         let legs = self.requests.get(slot).legs;
         for (at, leg) in legs.iter().enumerate() {
             let Some(leg) = leg else { continue };

@@ -122,7 +122,14 @@ impl MachineEntry {
     /// A place that no machine has taken yet.
     pub(crate) fn vacant(index: u32) -> Self {
         let machine = MachineId { index, incarnation: 0 };
-        let join = Join { machine, role: Role::Mixed, kv_capacity_tokens: 0, speed_weight: 1, link: None };
+        let join = Join {
+            machine,
+            role: Role::Mixed,
+            kv_capacity_tokens: 0,
+            speed_weight: 1,
+            link: None,
+            costs: None,
+        };
         Self { state: MachineState::Lost, ..Self::new(&join) }
     }
 

@@ -6,6 +6,7 @@
 //! Invariants (recounted by [`Cluster::check`]): each request is in one state and ends once; booked load equals a
 //! recount over live legs; the load indexes equal a plain scan; no accepted request is dropped.
 
+mod admission;
 mod check;
 mod facts;
 mod load_index;
@@ -13,6 +14,7 @@ mod machines;
 mod placing;
 mod policies;
 mod pools;
+mod predictor;
 mod recovery;
 mod requests;
 mod restart;
@@ -31,8 +33,10 @@ use crate::event::{ClusterAction, ClusterEvent, Join, Role};
 use crate::id::{AssignmentSeq, Attempt, Epoch, LegKey, MachineId, Order, RequestId};
 use crate::leg::Command;
 use crate::time::Time;
+use admission::ParkedKey;
 use machines::{Booking, Closing, MachineEntry};
 use pools::{Pools, View};
+use predictor::Predictor;
 use requests::Requests;
 
 /// What a Cluster has counted since it was made.
@@ -101,8 +105,8 @@ pub struct Cluster {
     pools: Pools,
     requests: Requests,
     arrivals: u64,
-    /// Accepted requests without a live leg: higher priority first, then by arrival.
-    parked: BTreeSet<(std::cmp::Reverse<i32>, Order, u32)>,
+    /// Accepted requests without a live leg, in line: the longer they wait and the higher their priority, the sooner.
+    parked: BTreeSet<ParkedKey>,
     parked_by_class: BTreeMap<u32, u32>,
     /// Requests whose second leg has no machine, by arrival.
     unreserved: BTreeSet<(Order, u32)>,
@@ -122,6 +126,8 @@ pub struct Cluster {
     /// When handoffs were last looked over for ones that do not go on.
     swept_at: Time,
     kv_capacity_tokens_max: u64,
+    /// What requests and passes are expected to take.
+    predictor: Predictor,
     counters: ClusterCounters,
 }
 
@@ -136,7 +142,7 @@ impl Cluster {
             config,
             now: Time::ZERO,
             machines: Vec::new(),
-            pools: Pools::new(config.ties),
+            pools: Pools::new(config.ties, config.recovery_headroom_permille > 0),
             requests: Requests::default(),
             arrivals: 0,
             parked: BTreeSet::new(),
@@ -152,6 +158,7 @@ impl Cluster {
             retried_at: Time::ZERO,
             swept_at: Time::ZERO,
             kv_capacity_tokens_max: 0,
+            predictor: Predictor::default(),
             counters: ClusterCounters::default(),
         })
     }
@@ -183,6 +190,7 @@ impl Cluster {
             ClusterEvent::Notice { from, ref notice } => self.notice(from, notice, actions),
             ClusterEvent::Fact(ref notice) => Ok(self.fact(None, notice, actions)),
             ClusterEvent::Renew { request } => Ok(self.renew(request)),
+            ClusterEvent::SetSlo { class, slo } => self.set_slo(class, slo),
             ClusterEvent::Tick => Ok(self.tick(actions)),
         };
         if result.is_err() {
@@ -220,6 +228,7 @@ impl Cluster {
         }
         self.forget_machine(index);
         self.machines[index as usize] = MachineEntry::new(join);
+        self.predictor.join(index, join.costs.as_ref());
         self.enroll(index);
         Ok(())
     }

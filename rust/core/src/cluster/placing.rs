@@ -19,11 +19,7 @@ impl Cluster {
         actions: &mut Vec<ClusterAction>,
     ) -> Result<Applied, EventError> {
         self.check_arrival(&arrival)?;
-        let admitted = self.admit(&arrival).and_then(|()| {
-            let ask = self.first_ask(&arrival);
-            policy(self.config.policy).pick(&self.view(), &ask).ok_or(Rejection::NoMachine)
-        });
-        let choice = match admitted {
+        let choice = match self.answer(&arrival) {
             Ok(choice) => choice,
             Err(reason) => {
                 self.counters.rejected += 1;
@@ -32,7 +28,7 @@ impl Cluster {
             }
         };
         let attempt = Attempt(self.first_attempt(&arrival));
-        let request = Request { attempt, ..Request::new(arrival, Order(self.arrivals)) };
+        let request = Request { attempt, ..Request::new(arrival, Order(self.arrivals), self.now) };
         self.arrivals += 1;
         if self.requests.len() == 0 {
             self.swept_at = self.now;
@@ -56,7 +52,7 @@ impl Cluster {
         }
     }
 
-    fn admit(&self, arrival: &Arrival) -> Result<(), Rejection> {
+    pub(super) fn admit(&self, arrival: &Arrival) -> Result<(), Rejection> {
         let total = u64::from(arrival.prompt_tokens) + u64::from(arrival.max_new_tokens);
         if self.requests.len() >= self.config.requests_max as usize {
             return Err(Rejection::RequestsMax);
@@ -91,7 +87,7 @@ impl Cluster {
         earlier.last().map_or(1, |((key, _), _)| key.attempt.0 + 1)
     }
 
-    fn first_ask(&self, arrival: &Arrival) -> Ask {
+    pub(super) fn first_ask(&self, arrival: &Arrival) -> Ask {
         Ask {
             prompt_tokens: arrival.prompt_tokens,
             total_tokens_max: u64::from(arrival.prompt_tokens) + u64::from(arrival.max_new_tokens),
@@ -124,17 +120,22 @@ impl Cluster {
     /// As an arrival; the rejection is the inner error.
     pub fn dry_run(&self, arrival: &Arrival) -> Result<Result<Placement, Rejection>, EventError> {
         self.check_arrival(arrival)?;
-        Ok(self.admit(arrival).and_then(|()| {
-            let ask = self.first_ask(arrival);
-            let choice = policy(self.config.policy).pick(&self.view(), &ask).ok_or(Rejection::NoMachine)?;
+        Ok(self.answer(arrival).map(|choice| {
             let legs = self.cut(choice, arrival.prompt_tokens);
-            Ok(Placement {
+            Placement {
                 request: arrival.request,
                 attempt: Attempt(self.first_attempt(arrival)),
                 legs: legs.map(|leg| leg.map(|leg| self.told(&leg))),
                 why: self.why(choice),
-            })
+            }
         }))
+    }
+
+    /// A policy's choice; a prompt too short to be split runs whole where it chose to decode it.
+    pub(super) fn pick(&self, ask: &Ask) -> Option<Choice> {
+        let choice = policy(self.config.policy).pick(&self.view(), ask)?;
+        let is_short = ask.prompt_tokens < self.config.split_from_tokens;
+        Some(if is_short { Choice::whole(choice.token) } else { choice })
     }
 
     /// The machines for a request that was accepted before. Where its policy has none, any that can hold it whole
@@ -145,7 +146,7 @@ impl Cluster {
             return None;
         }
         if !self.requests.get(slot).whole {
-            let picked = policy(self.config.policy).pick(&view, &ask);
+            let picked = self.pick(&ask);
             if picked.is_some() {
                 return picked;
             }
@@ -170,6 +171,9 @@ impl Cluster {
         request.legs = legs;
         request.moved_at = now;
         let placed = (request.arrival.request, request.attempt);
+        if self.predicts() {
+            self.expect(slot);
+        }
         self.command_first(slot, actions);
         self.counters.placed += 1;
         actions.push(ClusterAction::Placed(Placement {

@@ -31,12 +31,40 @@ pub(crate) struct Pools {
     /// Order of entry of each machine.
     rank: Vec<u32>,
     entries: u32,
+    kv: Option<KvTotal>,
+}
+
+/// KV tokens and capacity of all members together, and what each has in it.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+struct KvTotal {
+    tokens: u64,
+    capacity_tokens: u64,
+    of: Vec<(u64, u64)>,
+}
+
+impl KvTotal {
+    /// Out of the way of those who keep no total.
+    #[cold]
+    fn set(&mut self, machine: u32, tokens: u64, capacity_tokens: u64) {
+        let at = machine as usize;
+        if self.of.len() <= at {
+            self.of.resize(at + 1, (0, 0));
+        }
+        let old = std::mem::replace(&mut self.of[at], (tokens, capacity_tokens));
+        self.tokens = self.tokens - old.0 + tokens;
+        self.capacity_tokens = self.capacity_tokens - old.1 + capacity_tokens;
+    }
 }
 
 impl Pools {
-    /// Without machines.
-    pub(crate) fn new(ties: Ties) -> Self {
-        Self { ties, ..Self::default() }
+    /// Without machines; `kv` to keep the KV tokens of all members together.
+    pub(crate) fn new(ties: Ties, kv: bool) -> Self {
+        Self { ties, kv: kv.then(KvTotal::default), ..Self::default() }
+    }
+
+    /// KV tokens and capacity of all members together, if they are kept.
+    pub(crate) fn kv_total(&self) -> Option<(u64, u64)> {
+        self.kv.as_ref().map(|kv| (kv.tokens, kv.capacity_tokens))
     }
 
     pub(crate) fn enter(&mut self, pool: Role, machine: u32) {
@@ -55,12 +83,18 @@ impl Pools {
         for index in &mut self.index[pool as usize] {
             index.set(machine, None);
         }
+        if let Some(kv) = &mut self.kv {
+            kv.set(machine, 0, 0);
+        }
     }
 
     /// Brings a machine's keys up to date. O(log n).
     pub(crate) fn refresh(&mut self, policy: PolicyKind, machine: u32, entry: &MachineEntry) {
         if !entry.pooled {
             return;
+        }
+        if let Some(kv) = &mut self.kv {
+            kv.set(machine, entry.kv_load, entry.kv_capacity_tokens);
         }
         for side in [Side::Prompt, Side::Token] {
             let key = self.key(policy, side, machine, entry);

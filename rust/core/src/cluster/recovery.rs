@@ -116,7 +116,14 @@ impl Cluster {
         let mut lost: Vec<(Order, u32)> = lost.map(|(slot, request)| (request.order, slot)).collect();
         lost.sort_unstable();
         for (_, slot) in lost {
+            let now = self.now;
             let request = self.requests.get_mut(slot);
+            // Machines that die together are told of one by one, and the next may have just been chosen: no second
+            // fault.
+            if request.moved_at == now && request.faulted_at == now {
+                request.faults = request.faults.saturating_sub(1);
+            }
+            request.faulted_at = now;
             match std::mem::take(&mut request.lost) {
                 Loss::Destination => self.send_elsewhere(slot, actions),
                 Loss::Kv if request.parked => self.keep_somewhere(slot, actions),

@@ -57,6 +57,7 @@ pub(crate) type Keeper = (LegKey, MachineId);
 pub(crate) struct Request {
     pub(crate) arrival: Arrival,
     pub(crate) order: Order,
+    pub(crate) accepted_at: Time,
     pub(crate) attempt: Attempt,
     pub(crate) faults: u32,
     /// Output tokens the client has. A next attempt starts after them.
@@ -68,6 +69,8 @@ pub(crate) struct Request {
     pub(crate) whole: bool,
     /// When it was placed, or its first leg had computed.
     pub(crate) moved_at: Time,
+    /// When a loss of a machine last met it.
+    pub(crate) faulted_at: Time,
     pub(crate) lost: Loss,
     /// Who keeps the request itself while no machine is known to have it.
     pub(crate) keeper: Option<Box<Keeper>>,
@@ -80,17 +83,19 @@ pub(crate) struct Request {
 impl Request {
     /// One just accepted, without legs.
     #[inline]
-    pub(crate) fn new(arrival: Arrival, order: Order) -> Self {
+    pub(crate) fn new(arrival: Arrival, order: Order, accepted_at: Time) -> Self {
         Self {
             arrival,
             order,
+            accepted_at,
             attempt: Attempt(1),
             faults: 0,
             delivered: 0,
             resumed_from: 0,
             parked: false,
             whole: false,
-            moved_at: Time::ZERO,
+            moved_at: accepted_at,
+            faulted_at: Time::MAX,
             lost: Loss::None,
             keeper: None,
             refused_by: Vec::new(),
@@ -162,6 +167,11 @@ impl Requests {
             Some(request) => request,
             None => panic!("request slot {slot} is vacant"),
         }
+    }
+
+    /// The request of a slot, if it is not vacant.
+    pub(crate) fn at(&self, slot: u32) -> Option<&Request> {
+        self.slots.get(slot as usize)?.as_ref()
     }
 
     pub(crate) fn get_mut(&mut self, slot: u32) -> &mut Request {

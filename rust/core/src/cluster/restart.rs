@@ -9,9 +9,10 @@ use super::machines::Booking;
 use super::requests::{Loss, Request, WatchedLeg};
 use super::sessions::has_prefilled;
 use crate::event::{Arrival, Claim, ClusterAction, Held, Registration};
-use crate::id::{AssignmentSeq, MachineId, Order};
+use crate::id::{AssignmentSeq, MachineId};
 use crate::leg::{Command, Compute, Inbound, LegState, Outbound};
 use crate::placement::{Mode, Upto};
+use crate::time::Time;
 
 impl Cluster {
     /// Takes over what a machine claims that this Cluster meets for the first time.
@@ -37,7 +38,7 @@ impl Cluster {
             if self.requests.len() == 0 {
                 self.swept_at = self.now;
             }
-            let slot = self.requests.insert(Request { moved_at: self.now, ..adopted(claim) });
+            let slot = self.requests.insert(adopted(claim, self.now));
             self.counters.adopted += 1;
             return Some(slot);
         };
@@ -122,7 +123,7 @@ impl Cluster {
 }
 
 /// A request as a machine's claim describes it.
-fn adopted(claim: &Claim) -> Request {
+fn adopted(claim: &Claim, now: Time) -> Request {
     let (work, terms) = (claim.work, claim.work.terms);
     let arrival = Arrival {
         request: claim.key.request,
@@ -137,7 +138,7 @@ fn adopted(claim: &Claim) -> Request {
         attempt: claim.key.attempt,
         delivered: terms.resumed_tokens,
         resumed_from: terms.resumed_tokens,
-        ..Request::new(arrival, Order(claim.order.0))
+        ..Request::new(arrival, claim.order, now)
     }
 }
 

@@ -1,8 +1,6 @@
 //! Requests that wait: parked ones for a pair, unreserved legs for a destination. Waiting for memory never fails a
 //! request.
 
-use std::cmp::Reverse;
-
 use super::Cluster;
 use super::policies::policy;
 use super::pools::{Pick, Side};
@@ -66,6 +64,9 @@ impl Cluster {
         second.state.inbound = Inbound::Reserving;
         self.book(&mut second);
         self.requests.get_mut(slot).legs[1] = Some(second);
+        if self.predicts() {
+            self.expect(slot);
+        }
         if self.config.reserve == Reserve::AtArrival || first.state.compute == Compute::Held {
             self.command_reserve(slot, actions);
             self.command_send(slot, actions);
@@ -77,8 +78,9 @@ impl Cluster {
     pub(super) fn park(&mut self, slot: u32, actions: &mut Vec<ClusterAction>) {
         let request = self.requests.get_mut(slot);
         request.parked = true;
-        let (arrival, order) = (request.arrival, request.order);
-        self.parked.insert((Reverse(arrival.priority), order, slot));
+        let arrival = request.arrival;
+        let key = self.parked_key(self.requests.get(slot), slot);
+        self.parked.insert(key);
         *self.parked_by_class.entry(arrival.class).or_insert(0) += 1;
         self.counters.parked += 1;
         actions.push(ClusterAction::Parked { request: arrival.request });
@@ -86,7 +88,7 @@ impl Cluster {
     }
 
     pub(super) fn unpark(&mut self, request: &Request, slot: u32) {
-        self.parked.remove(&(Reverse(request.arrival.priority), request.order, slot));
+        self.parked.remove(&self.parked_key(request, slot));
         let class = request.arrival.class;
         if let Some(count) = self.parked_by_class.get_mut(&class) {
             *count -= 1;

@@ -176,7 +176,8 @@ impl Head {
         role: Role,
         kv_capacity_tokens: u64,
     ) -> Vec<ClusterAction> {
-        self.act(&ClusterEvent::Join(Join { machine, role, kv_capacity_tokens, speed_weight: 1, link: None }))
+        let (speed_weight, link, costs) = (1, None, None);
+        self.act(&ClusterEvent::Join(Join { machine, role, kv_capacity_tokens, speed_weight, link, costs }))
     }
 
     pub(crate) fn handle(

@@ -86,7 +86,7 @@ impl Site {
             let machine = id(index as u32);
             site.machines.push(Some(Machine::new(machine, config).unwrap()));
             let kv_capacity_tokens = config.capacity_tokens();
-            let join = Join { machine, role, kv_capacity_tokens, speed_weight: 1, link: None };
+            let join = Join { machine, role, kv_capacity_tokens, speed_weight: 1, link: None, costs: None };
             site.tell_cluster(&ClusterEvent::Join(join));
         }
         site
@@ -119,7 +119,10 @@ impl Site {
         for action in actions {
             match action {
                 ClusterAction::Command { to, seq, command } => {
-                    self.mail.push_back(Mail::ToMachine(to, MachineEvent::Command { seq, command }));
+                    self.mail.push_back(Mail::ToMachine(
+                        to,
+                        MachineEvent::Command { epoch: splitcore_core::id::Epoch(1), seq, command },
+                    ));
                 }
                 ClusterAction::Placed(placement) => self.placed.push(placement),
                 ClusterAction::Ended { request, outcome } => {
@@ -154,6 +157,7 @@ impl Site {
                 }
                 MachineAction::Put(put) => self.put(to, put),
                 MachineAction::StopPut { key } => self.stop(to, key),
+                MachineAction::Resend { .. } => panic!("no session breaks here"),
             }
         }
         self.check();

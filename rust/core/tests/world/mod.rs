@@ -10,6 +10,7 @@ mod setup;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use splitcore_core::cluster::Cluster;
+use splitcore_core::cost::{CostKnot, CostPoints, CostTable};
 use splitcore_core::event::{ClusterAction, ClusterEvent, Join, MachineAction, MachineEvent, Outcome};
 use splitcore_core::id::{AssignmentSeq, LegKey, MachineId, RequestId};
 use splitcore_core::leg::{Command, LegState, Notice, Peer};
@@ -18,6 +19,18 @@ use splitcore_core::time::Time;
 
 #[allow(unused_imports, reason = "each test file uses a part of it")]
 pub(crate) use setup::{Client, Fault, MachineSetup, Setup};
+
+/// A nanosecond a prompt token, and twenty a decode.
+fn costs() -> CostTable {
+    let knots = |points: [(u32, u64); 2]| points.map(|(at, ns)| CostKnot { at, ns }).to_vec();
+    CostTable::new(CostPoints {
+        prefill: knots([(0, 0), (100, 100)]),
+        decode: knots([(0, 0), (10, 200)]),
+        context_ns_per_1024_tokens: 1000,
+        pass_tokens_max: 100,
+    })
+    .unwrap()
+}
 
 /// splitmix64.
 #[derive(Debug, Clone)]
@@ -180,6 +193,7 @@ impl World {
             out: Outcomes::default(),
             setup,
         };
+        world.set_slos();
         for index in 0..world.setup.machines.len() as u32 {
             world.incarnations.push(0);
             world.machines.push(None);
@@ -314,8 +328,16 @@ impl World {
             kv_capacity_tokens,
             speed_weight: setup.weight,
             link: setup.link,
+            costs: Some(costs()),
         };
         self.tell_cluster(&ClusterEvent::Join(join));
+    }
+
+    /// Limits that some arrivals break.
+    fn set_slos(&mut self) {
+        for (class, slo) in self.setup.slos.into_iter().enumerate() {
+            self.tell_cluster(&ClusterEvent::SetSlo { class: class as u32, slo });
+        }
     }
 
     fn tell_cluster(&mut self, event: &ClusterEvent) {

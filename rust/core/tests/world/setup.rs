@@ -2,9 +2,9 @@
 
 use super::Rng;
 use splitcore_core::config::{
-    ClusterConfig, Cut, Level, MachineConfig, MixedReturn, PolicyKind, TransferRule,
+    Admission, ClusterConfig, Cut, Level, MachineConfig, MixedReturn, PolicyKind, TransferRule,
 };
-use splitcore_core::event::{Link, Role};
+use splitcore_core::event::{Link, Role, Slo};
 use splitcore_core::placement::Reserve;
 
 #[derive(Debug, Clone)]
@@ -52,6 +52,8 @@ pub(crate) struct Setup {
     pub(crate) transfer_ns: (u64, u64),
     pub(crate) transfer_fails_permille: u64,
     pub(crate) layers: u16,
+    /// Limits of the first classes.
+    pub(crate) slos: [Option<Slo>; 2],
 }
 
 impl Setup {
@@ -80,6 +82,10 @@ impl Setup {
             transfer_ns: rng.pick(&[(0, 0), (10, 300), (100, 20_000)]),
             transfer_fails_permille: if faulty { rng.pick(&[0, 100]) } else { 0 },
             layers: rng.pick(&[1, 1, 3]),
+            slos: [(); 2].map(|()| {
+                let slo = Slo { ttft_ns: rng.within(20, 400), tbt_ns: rng.within(20, 200) };
+                rng.chance(700).then_some(slo)
+            }),
         }
     }
 }
@@ -119,6 +125,10 @@ fn cluster(rng: &mut Rng, seed: u64) -> ClusterConfig {
         layer_wise_from_tokens: 10,
         requests_max: rng.pick(&[5, 1000]),
         attempts_max: rng.pick(&[1, 4, 100]),
+        admission: rng.pick(&[Admission::Bounds, Admission::Early, Admission::Predicted]),
+        recovery_headroom_permille: rng.pick(&[0, 0, 100]),
+        priority_ageing_ns: rng.pick(&[None, Some(10_000)]),
+        split_from_tokens: rng.pick(&[0, 0, 8]),
         retry_interval_ns: rng.pick(&[5_000, 20_000]),
         park_limit_ns: rng.pick(&[50_000, 300_000]),
         seed,

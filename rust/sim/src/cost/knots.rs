@@ -43,6 +43,11 @@ impl PiecewiseLinear {
         Self { segments: segments.into_boxed_slice() }
     }
 
+    /// Its knots.
+    pub(crate) fn knots(&self) -> impl Iterator<Item = (f64, f64)> {
+        self.segments.iter().map(|segment| (segment.x, segment.y))
+    }
+
     /// The value at `x`.
     pub(crate) fn at(&self, x: f64) -> f64 {
         // Fewer than ten segments, and most queries hit the first ones: scanning beats bisecting.

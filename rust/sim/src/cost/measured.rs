@@ -27,6 +27,16 @@ impl Measured {
         }
     }
 
+    /// One prompt alone.
+    pub(crate) fn alone(&self) -> &PiecewiseLinear {
+        &self.alone
+    }
+
+    /// A decode pass without its context part, as a line.
+    pub(crate) fn decode_line(&self) -> &PiecewiseLinear {
+        &self.decode_base
+    }
+
     /// One pass over `prompts` prompts of `total` tokens.
     ///
     /// The same total costs differently as one prompt and as many. Both ends were measured; between

@@ -14,6 +14,8 @@ mod reference;
 use std::fmt;
 use std::str::FromStr;
 
+use splitcore_core::cost::{CostKnot, CostPoints, CostTable};
+
 use crate::SimError;
 use crate::machines::{MachineKind, Model, Weights};
 pub use fit::{FitReport, fit_file, fit_text};
@@ -174,6 +176,28 @@ impl CostModel {
     /// One decode pass; `context_tokens` is the total of the batch.
     pub fn decode_ns(&self, batch: u32, context_tokens: u64) -> u64 {
         whole_ns(self.decode(batch, context_tokens as f64))
+    }
+
+    /// What the Cluster is told of it, rounded to whole nanoseconds at the knots: prompts as if each pass were one,
+    /// decodes by batch and context.
+    ///
+    /// # Errors
+    /// [`SimError::Internal`] if the knots are no table; a profile's are.
+    pub fn table(&self, pass_tokens_max: u32) -> Result<CostTable, SimError> {
+        let (prefill, decode, context_ns) = match &self.form {
+            Form::Measured(measured) => (measured.alone(), measured.decode_line(), measured.context(1024.0)),
+            Form::SplitwiseSim { prompt, token } => (prompt, token, 0.0),
+        };
+        let knots = |line: &PiecewiseLinear| {
+            line.knots().map(|(x, ns)| CostKnot { at: x as u32, ns: whole_ns(ns) }).collect()
+        };
+        let points = CostPoints {
+            prefill: knots(prefill),
+            decode: knots(decode),
+            context_ns_per_1024_tokens: (context_ns + 0.5) as u64,
+            pass_tokens_max,
+        };
+        CostTable::new(points).map_err(|error| SimError::Internal { reason: error.to_string() })
     }
 
     fn prefill(&self, prompts: u32, total_tokens: f64) -> f64 {

@@ -3,6 +3,7 @@
 //! Metrics cover all submitted requests, without warm-up or drain cut off; a request that did not finish counts as
 //! infinitely slow. Infinities and missing values become null in JSON and empty cells in CSV.
 
+mod admission;
 mod digest;
 mod faults;
 mod files;
@@ -15,6 +16,7 @@ mod summary;
 mod tally;
 mod timeline;
 
+pub use admission::{AdmissionLimits, AdmissionReport};
 pub use digest::Digest;
 pub use faults::{FaultReport, FaultTally, RecoveryReport};
 pub use files::{write_requests_csv, write_summary_json};

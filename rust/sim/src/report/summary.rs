@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 
+use super::admission::AdmissionReport;
 use super::faults::FaultReport;
 use super::gaps::{GapHistogram, GapQuantiles};
 use super::quantiles::{Quantiles, finite};
@@ -43,6 +44,8 @@ pub struct PoolMoves {
 /// Facts of a run that the summary passes on.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct RunFacts {
+    /// Who was turned away.
+    pub admission: AdmissionReport,
     /// Cost-model look-ups outside what was profiled.
     pub out_of_range_lookups: u64,
     /// Name of the cost model.
@@ -105,6 +108,8 @@ pub struct Summary {
     pub slo: SloReport,
     /// KV transfers.
     pub transfer: TransferReport,
+    /// Who was turned away, and why.
+    pub admission: AdmissionReport,
     /// Every gap between two tokens.
     pub gaps_s: GapQuantiles,
     /// Moves between pools.
@@ -158,6 +163,7 @@ impl Summary {
             e2e_s: in_seconds(rows.iter().map(RequestRow::e2e_metric_ns)),
             slo: SloReport::of(rows, tbt_rule, inputs.limits, inputs.reference),
             transfer: inputs.transfers.report(),
+            admission: facts.admission,
             gaps_s: inputs.gaps.quantiles(),
             pools: inputs.pools,
             faults: None,

@@ -319,7 +319,7 @@ impl<O: Observer> World<O> {
     pub(super) fn repaired(&mut self, machine: u32) -> Result<(), SimError> {
         let Some(crashes) = &mut self.crashes else { return Ok(()) };
         crashes.is_up[machine as usize] = true;
-        let join = crashes.joins[machine as usize];
+        let join = crashes.joins[machine as usize].clone();
         self.log(12, machine, u64::from(join.machine.incarnation));
         self.tell_cluster(&ClusterEvent::Join(join))
     }

@@ -9,7 +9,10 @@ mod engine;
 mod messages;
 mod transfers;
 
+use std::collections::BTreeMap;
+
 use splitcore_core::cluster::Cluster;
+use splitcore_core::error::Rejection;
 use splitcore_core::event::{
     Arrival, ClusterAction, ClusterEvent, Join, MachineAction, MachineEvent, Outcome as CoreOutcome,
 };
@@ -88,6 +91,8 @@ pub(crate) struct World<O> {
     /// Requests that are over.
     pub(crate) ended: usize,
     pub(crate) last_end_ns: u64,
+    /// Arrivals turned away, by reason.
+    pub(crate) rejections: BTreeMap<&'static str, u64>,
     check: bool,
     observer: O,
 }
@@ -96,25 +101,7 @@ impl<O: Observer> World<O> {
     /// Machines joined, nothing arrived.
     pub(crate) fn new(setup: &Setup, recovery: Recovery, mut observer: O) -> Result<Self, SimError> {
         observer.run_started(recovery);
-        let mut cluster = Cluster::new(setup.cluster).map_err(|error| internal(&error))?;
-        let mut machines = Vec::new();
-        let mut joins = Vec::new();
-        let mut actions = Vec::new();
-        for (index, machine) in setup.machines.iter().enumerate() {
-            let id = MachineId { index: index as u32, incarnation: 1 };
-            let made = Machine::new(id, machine.config).map_err(|error| internal(&error))?;
-            let join = Join {
-                machine: id,
-                role: machine.role,
-                kv_capacity_tokens: machine.config.capacity_tokens(),
-                speed_weight: 1,
-                link: Some(machine.link),
-            };
-            let joined = cluster.handle(Time::ZERO, &ClusterEvent::Join(join), &mut actions);
-            let _ = joined.map_err(|error| internal(&error))?;
-            machines.push(made);
-            joins.push(join);
-        }
+        let (cluster, machines, joins) = joined(setup)?;
         let nics: Vec<_> = setup.machines.iter().map(|machine| machine.nic).collect();
         let count = machines.len();
         let tally = |machine: &crate::setup::MachineSetup| {
@@ -152,6 +139,7 @@ impl<O: Observer> World<O> {
             out_of_range_lookups: 0,
             ended: 0,
             last_end_ns: 0,
+            rejections: BTreeMap::new(),
             check: setup.check,
             machines,
             observer,
@@ -273,7 +261,8 @@ impl<O: Observer> World<O> {
                 let pair = (stream.prompt_machine as u32, stream.token_machine as u32);
                 self.log(4, pair.0, u64::from(pair.1));
             }
-            ClusterAction::Rejected { request, .. } => {
+            ClusterAction::Rejected { request, reason } => {
+                self.count_rejection(reason);
                 self.log(5, 0, request.0);
                 self.end(request.0, Outcome::Rejected);
             }
@@ -290,6 +279,11 @@ impl<O: Observer> World<O> {
             }
             ClusterAction::Registered { .. } | ClusterAction::Drained { .. } => {}
         }
+    }
+
+    #[cold]
+    fn count_rejection(&mut self, reason: Rejection) {
+        *self.rejections.entry(reason.name()).or_insert(0) += 1;
     }
 
     fn tell_machine(&mut self, machine: u32, event: &MachineEvent) -> Result<(), SimError> {
@@ -433,6 +427,35 @@ impl<O: Observer> World<O> {
         self.cluster.check().map_err(|fault| internal(&fault))?;
         self.machines.iter().try_for_each(|machine| machine.check().map_err(|fault| internal(&fault)))
     }
+}
+
+/// The Cluster with all machines in it, and how each of them joined.
+fn joined(setup: &Setup) -> Result<(Cluster, Vec<Machine>, Vec<Join>), SimError> {
+    let mut cluster = Cluster::new(setup.cluster).map_err(|error| internal(&error))?;
+    let mut machines = Vec::new();
+    let mut joins = Vec::new();
+    let mut actions = Vec::new();
+    for (index, machine) in setup.machines.iter().enumerate() {
+        let id = MachineId { index: index as u32, incarnation: 1 };
+        let made = Machine::new(id, machine.config).map_err(|error| internal(&error))?;
+        let join = Join {
+            machine: id,
+            role: machine.role,
+            kv_capacity_tokens: machine.config.capacity_tokens(),
+            speed_weight: 1,
+            link: Some(machine.link),
+            costs: Some(setup.cost_tables[machine.cost].clone()),
+        };
+        let joined = cluster.handle(Time::ZERO, &ClusterEvent::Join(join.clone()), &mut actions);
+        let _ = joined.map_err(|error| internal(&error))?;
+        machines.push(made);
+        joins.push(join);
+    }
+    if let Some(slo) = setup.limits.slo() {
+        let limits = ClusterEvent::SetSlo { class: 0, slo: Some(slo) };
+        let _ = cluster.handle(Time::ZERO, &limits, &mut actions).map_err(|error| internal(&error))?;
+    }
+    Ok((cluster, machines, joins))
 }
 
 /// A role as reports call it.
