@@ -261,7 +261,7 @@ impl Default for MachineConfig {
             report_interval_ns: SECOND_NS,
             handoff_floor_blocks: None,
             quarantine_limit_permille: 100,
-            transfer_limit_ns: Some(60 * SECOND_NS),
+            transfer_limit_ns: Some(20 * SECOND_NS),
             park_limit_ns: 30 * SECOND_NS,
             orphan_limit_ns: Some(120 * SECOND_NS),
             sends_max: None,
