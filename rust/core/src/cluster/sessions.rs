@@ -10,7 +10,7 @@ use super::{Booking, Cluster, MachineState};
 use crate::error::{Applied, EventError};
 use crate::event::{Claim, ClusterAction, Held, Registration};
 use crate::id::{AssignmentSeq, LegKey, MachineId, Order};
-use crate::leg::{Command, Compute};
+use crate::leg::{Command, Compute, Report};
 
 impl Cluster {
     pub(super) fn disconnect(&mut self, machine: MachineId) -> Result<Applied, EventError> {
@@ -53,11 +53,13 @@ impl Cluster {
         }
         let epoch = self.config.epoch;
         actions.push(ClusterAction::Registered { to: machine, epoch });
+        // The numbers of another Cluster's assignments say nothing of ours.
+        let seq = if registration.epoch == epoch { registration.report.seq } else { AssignmentSeq(0) };
+        let report = Report { seq, ..registration.report };
         if rejoins {
-            self.rejoin(registration, actions);
+            self.rejoin(registration, report, actions);
         } else {
-            self.entry(machine.index).take_report(registration.report);
-            self.refresh(machine.index);
+            self.take_report(Some(machine.index), report);
             self.replace_lost(actions);
             self.adopt_all(registration, actions);
         }
@@ -66,17 +68,17 @@ impl Cluster {
         Ok(Applied::Yes)
     }
 
-    fn rejoin(&mut self, registration: &Registration, actions: &mut Vec<ClusterAction>) {
+    fn rejoin(&mut self, registration: &Registration, report: Report, actions: &mut Vec<ClusterAction>) {
         let machine = registration.join.machine;
         self.back_in_session(machine.index);
-        self.entry(machine.index).take_report(registration.report);
+        self.entry(machine.index).take_report(report);
         self.enroll(machine.index);
         self.refresh(machine.index);
         let runs = |claim: &&Claim| matches!(claim.held, Held::Leg { .. } | Held::Finished);
         let here: BTreeSet<LegKey> = registration.claims.iter().filter(runs).map(|claim| claim.key).collect();
         self.settle_closing(registration, actions);
         for (slot, at) in self.legs_on(machine) {
-            self.settle_leg(slot, at, &here, registration.report.seq, actions);
+            self.settle_leg(slot, at, &here, report.seq, actions);
         }
         for claim in &registration.claims {
             let live = self.requests.find_key(claim.key).is_some_and(|slot| self.is_on(slot, machine));

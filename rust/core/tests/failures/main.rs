@@ -7,3 +7,4 @@
 mod failures;
 mod rig;
 mod scenes;
+mod strike;
