@@ -178,21 +178,17 @@ impl Cluster {
         }
     }
 
-    /// What was given up while the machine was away: told again where it still runs, closed where it is gone.
+    /// What was given up while the machine was away: told again where it is still held, closed where it is gone.
     fn settle_closing(&mut self, registration: &Registration, actions: &mut Vec<ClusterAction>) {
         let machine = registration.join.machine;
         let on_it = self.closing.iter().filter(|((_, at), _)| *at == machine.index);
         for (key, closing) in on_it.map(|(&(key, _), &closing)| (key, closing)).collect::<Vec<_>>() {
-            let held = registration.claims.iter().filter(|claim| claim.key == key).map(|claim| claim.held);
-            let (mut runs, mut closes) = (false, false);
-            for held in held {
-                runs |= matches!(held, Held::Leg { .. } | Held::Finished);
-                closes |= held == Held::Closing;
-            }
-            if runs {
+            // One that closes may have let go since it was claimed, with nobody to tell: the answer comes again.
+            let mut claims = registration.claims.iter().filter(|claim| claim.key == key);
+            if claims.any(|claim| claim.held != Held::Kept) {
                 let seq = self.command(machine, None, Command::Abort { key }, actions);
                 self.closing.insert((key, machine.index), Closing { seq, ..closing });
-            } else if !closes {
+            } else {
                 self.closing.remove(&(key, machine.index));
                 self.close(machine.index, &closing.booking, actions);
             }
@@ -207,9 +203,9 @@ impl Cluster {
                 self.command(machine, None, Command::Release { key }, actions);
                 return;
             }
-            Held::Leg { .. } => self.command(machine, None, Command::Abort { key }, actions),
-            // Aborted already: its answer is on its way.
-            Held::Closing => AssignmentSeq(0),
+            Held::Leg { .. } | Held::Closing => {
+                self.command(machine, None, Command::Abort { key }, actions)
+            }
         };
         // Its KV is in the machine's reports, not in our bookings.
         let booking = Booking { sent: true, ..Booking::default() };

@@ -73,6 +73,8 @@ pub(crate) struct Rig {
     /// Output tokens that the client has.
     pub(crate) client: BTreeMap<u64, u32>,
     pub(crate) ended: BTreeMap<u64, Outcome>,
+    /// What the Cluster that lives now has ended.
+    ended_here: BTreeMap<u64, Outcome>,
     pub(crate) placed: Vec<Placement>,
     /// What machines said to one another and to the transport.
     pub(crate) said: Vec<(u32, MachineAction)>,
@@ -98,6 +100,7 @@ impl Rig {
             works: BTreeMap::new(),
             client: BTreeMap::new(),
             ended: BTreeMap::new(),
+            ended_here: BTreeMap::new(),
             placed: Vec::new(),
             said: Vec::new(),
             told: Vec::new(),
@@ -125,8 +128,10 @@ impl Rig {
                     self.push(Link::Down(to.index), to, Message::Registered(epoch));
                 }
                 ClusterAction::Ended { request, outcome } => {
-                    let twice = self.ended.insert(request.0, outcome);
+                    // A Cluster that has restarted cannot know what was over, nor need the gateway be told again.
+                    let twice = self.ended_here.insert(request.0, outcome);
                     assert!(twice.is_none(), "{request:?} ended twice");
+                    self.ended.entry(request.0).or_insert(outcome);
                 }
                 ClusterAction::Rejected { request, reason } => panic!("{request:?} rejected: {reason:?}"),
                 ClusterAction::Placed(placement) => self.placed.push(placement),
@@ -447,6 +452,7 @@ impl Rig {
         let epoch = Epoch(self.cluster.epoch().0 + 1);
         let config = ClusterConfig { epoch, grace_ns, ..*self.cluster.config() };
         self.cluster = Cluster::new(config).unwrap();
+        self.ended_here.clear();
         self.links.retain(|link, _| matches!(link, Link::Peer(..)));
         for at in 0..4 {
             self.away.insert(at);
