@@ -44,12 +44,15 @@ impl Machine {
         Applied::Yes
     }
 
-    pub(super) fn registered(&mut self, epoch: Epoch) -> Applied {
+    pub(super) fn registered(&mut self, epoch: Epoch, actions: &mut Vec<MachineAction>) -> Applied {
         if self.is_stale(epoch) {
             return self.late();
         }
         self.follow(epoch);
         self.orphaned_at = None;
+        // The last ones went nowhere, and what it registered with may be old by now.
+        let report = self.riding_report();
+        actions.push(MachineAction::Notify { notice: Notice::Report(report) });
         Applied::Yes
     }
 
