@@ -5,6 +5,9 @@
 #[path = "../../../swarm/src/failures.rs"]
 #[allow(dead_code, unreachable_pub, unused_imports, reason = "a module of another crate, made into a document there")]
 mod failures;
+mod machine_lost;
+mod peer_lost;
 mod rig;
 mod scenes;
 mod strike;
+mod transfer;

@@ -63,10 +63,14 @@ pub(crate) struct Rig {
     links: BTreeMap<Link, VecDeque<Message>>,
     /// Links that stand still.
     pub(crate) held: BTreeSet<Link>,
+    /// Messages between machines go before those of the Cluster, and the last machine's first.
+    pub(crate) backwards: bool,
     /// Machines that stand still.
     pub(crate) paused: BTreeSet<u32>,
     pub(crate) transfers: Vec<Transfer>,
     arrivals: BTreeMap<u64, Arrival>,
+    /// Requests that had to be given in again after a restart.
+    pub(crate) given_again: u32,
     /// Output tokens that a machine has of a leg, all attempts together.
     outputs: BTreeMap<(u32, LegKey), u32>,
     works: BTreeMap<(u32, LegKey), Work>,
@@ -93,9 +97,11 @@ impl Rig {
             away: BTreeSet::new(),
             links: BTreeMap::new(),
             held: BTreeSet::new(),
+            backwards: false,
             paused: BTreeSet::new(),
             transfers: Vec::new(),
             arrivals: BTreeMap::new(),
+            given_again: 0,
             outputs: BTreeMap::new(),
             works: BTreeMap::new(),
             client: BTreeMap::new(),
@@ -331,6 +337,8 @@ impl Rig {
     fn gateway(&mut self, request: u64, after: u32, upto: u32) {
         let client = self.client.get_mut(&request).unwrap();
         assert!(after <= *client, "request {request}: {client} tokens given, then those after {after}");
+        // A destination does not know that the first token was the last.
+        let upto = upto.min(self.arrivals[&request].max_new_tokens);
         let tokens = upto.saturating_sub(*client);
         *client += tokens;
         let live = self.cluster.attempt(RequestId(request));
@@ -343,8 +351,10 @@ impl Rig {
     /// Delivers all messages but those on links that are held.
     pub(crate) fn settle(&mut self) {
         loop {
-            let ready = self.links.iter().filter(|(_, queue)| !queue.is_empty()).map(|(link, _)| *link);
-            let Some(link) = ready.filter(|link| !self.stands_still(*link)).next() else { return };
+            let mut ready = self.links.iter().filter(|(_, queue)| !queue.is_empty()).map(|(link, _)| *link);
+            let goes = |link: &Link| !self.stands_still(*link);
+            let next = if self.backwards { ready.rfind(goes) } else { ready.find(goes) };
+            let Some(link) = next else { return };
             let _ = self.deliver(link);
         }
     }
@@ -453,6 +463,7 @@ impl Rig {
         let config = ClusterConfig { epoch, grace_ns, ..*self.cluster.config() };
         self.cluster = Cluster::new(config).unwrap();
         self.ended_here.clear();
+        self.drained.clear();
         self.links.retain(|link, _| matches!(link, Link::Peer(..)));
         for at in 0..4 {
             self.away.insert(at);
@@ -497,7 +508,7 @@ impl Rig {
     }
 
     /// One step of everything that moves by itself. Returns whether anything did.
-    fn step(&mut self) -> bool {
+    pub(crate) fn step(&mut self) -> bool {
         self.settle();
         for at in (0..4).filter(|at| !self.paused.contains(at)).collect::<Vec<_>>() {
             let Some(machine) = &self.machines[at as usize] else { continue };
@@ -529,12 +540,27 @@ impl Rig {
             if self.ended.len() == self.arrivals.len() && self.is_empty() {
                 return;
             }
+            if self.give_in_again() {
+                continue;
+            }
             let due = self.next_deadline().unwrap_or_else(|| panic!("nothing is due: {}", self.stuck()));
             assert!(self.now_ns < 1000 * SECOND_NS, "never ends: {}", self.stuck());
             self.now_ns = self.now_ns.max(due.as_ns());
             self.tick_due();
         }
         panic!("goes round and round: {}", self.stuck());
+    }
+
+    /// What only a Cluster knew that has died (no machine had been told) the gateway must give in again.
+    fn give_in_again(&mut self) -> bool {
+        if self.cluster.epoch() == Epoch(1) || self.cluster.is_recovering() {
+            return false;
+        }
+        let unknown = |id: &u64| !self.ended.contains_key(id) && self.cluster.attempt(RequestId(*id)).is_none();
+        let Some(request) = self.arrivals.keys().copied().find(unknown) else { return false };
+        self.given_again += 1;
+        self.tell_cluster(&ClusterEvent::Arrive(self.arrivals[&request])).unwrap();
+        true
     }
 
     /// Runs until something is so.
@@ -594,6 +620,10 @@ impl Rig {
         for empty in ["closing: {}", "unreserved: {}", "parked_by_class: {}", "away: {}"] {
             assert!(books.contains(empty), "not {empty}: {books}");
         }
+    }
+
+    pub(crate) fn is_drained(&self, at: u32) -> bool {
+        self.drained.contains(&self.id(at))
     }
 
     pub(crate) fn finish(&mut self) {

@@ -2,16 +2,24 @@
 
 use splitcore_core::config::{ClusterConfig, Cut, PolicyKind, SECOND_NS, TransferRule};
 use splitcore_core::id::{Attempt, LegKey, RequestId};
-use splitcore_core::leg::{Compute as C, Inbound as I, LegState, Outbound as O};
+use splitcore_core::leg::{Command, Compute as C, Inbound as I, LegState, Outbound as O};
 
 use crate::failures::{Cell, Failure, cell, legal};
 use crate::rig::{Link, Rig, TRANSFER_LIMIT_NS};
+
+/// What a failure may change of a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Books {
+    pub(crate) attempt: u32,
+    pub(crate) faults: u64,
+    pub(crate) resent: u64,
+    pub(crate) relieved: u64,
+}
 
 /// A leg, its machine, and the machine at the other end of its handoff.
 #[derive(Debug, Clone)]
 pub(crate) struct Scene {
     pub(crate) rig: Rig,
-    pub(crate) state: LegState,
     pub(crate) at: u32,
     pub(crate) key: LegKey,
     pub(crate) peer: Option<u32>,
@@ -32,17 +40,47 @@ impl Scene {
         Some(self.rig.leg(self.at, self.key)?.1)
     }
 
-    /// State and blocks of the leg at the other end.
-    pub(crate) fn other(&self) -> Option<(LegState, u32)> {
-        self.rig.leg(self.peer?, self.key)
+    pub(crate) fn state(&self) -> Option<LegState> {
+        Some(self.rig.leg(self.at, self.key)?.0)
     }
 
-    pub(crate) fn faults(&self) -> u64 {
-        self.rig.cluster.counters().faults
+    pub(crate) fn is_here(&self) -> bool {
+        self.state().is_some()
     }
 
-    pub(crate) fn resent(&self) -> u64 {
-        self.rig.cluster.counters().resent
+    /// Lets the transport let go, and the pass end.
+    pub(crate) fn let_go(&mut self) {
+        self.rig.free_transfers();
+        if self.rig.transfers.iter().any(|transfer| transfer.put.key == self.key) {
+            self.rig.fence(self.key);
+        }
+        self.rig.settle();
+        if self.state().is_some_and(|state| state.compute == C::Prefilling) {
+            self.rig.pass(self.at);
+        }
+        self.rig.settle();
+    }
+
+    /// The live attempt, and what the Cluster has counted: faults, other destinations, requests taken back.
+    pub(crate) fn books(&self) -> Books {
+        let counters = self.rig.cluster.counters();
+        let attempt = self.attempt().unwrap_or(0);
+        Books { attempt, faults: counters.faults, resent: counters.resent, relieved: counters.relieved }
+    }
+
+    /// Whom the Cluster has sent a command like this about the request.
+    pub(crate) fn told(&self, wanted: impl Fn(&Command) -> bool) -> Vec<u32> {
+        self.rig.told.iter().filter(|(_, command)| wanted(command)).map(|(to, _)| *to).collect()
+    }
+
+    /// Output tokens at the end of the prompt of the live attempt, if it has been placed again.
+    pub(crate) fn resumed(&self) -> Option<u32> {
+        self.rig.told.iter().rev().find_map(|(_, command)| match *command {
+            Command::Compute { key, work, .. } if key.request == self.key.request => {
+                Some(work.terms.resumed_tokens)
+            }
+            _ => None,
+        })
     }
 
     /// Whether the Cluster has given the leg up: it only waits for the engine or the transport to let go.
@@ -58,7 +96,7 @@ fn config() -> ClusterConfig {
     ClusterConfig { transfer: TransferRule::Serialized, ..ClusterConfig::default() }
 }
 
-fn key(request: u64) -> LegKey {
+pub(crate) fn key(request: u64) -> LegKey {
     LegKey { request: RequestId(request), attempt: Attempt(1) }
 }
 
@@ -71,7 +109,7 @@ fn handoff(config: ClusterConfig) -> Rig {
 }
 
 /// Layer by layer, in its pass.
-fn layer_wise() -> Rig {
+pub(crate) fn layer_wise() -> Rig {
     let mut rig = handoff(ClusterConfig { transfer: TransferRule::LayerWise, ..config() });
     rig.tick(0);
     rig
@@ -105,7 +143,7 @@ fn landed_before_last() -> Rig {
     rig
 }
 
-fn land(rig: &mut Rig) {
+pub(crate) fn land(rig: &mut Rig) {
     rig.layer(key(1));
     rig.layer(key(1));
 }
@@ -193,6 +231,7 @@ fn second(state: LegState) -> (Rig, u64) {
             rig.pass(0);
             rig.settle();
             land(&mut rig);
+            rig.settle();
             rig
         }
         (C::Waiting, I::Draining) => stopping(),
@@ -225,7 +264,7 @@ pub(crate) fn leg_in(state: LegState) -> Scene {
     rig.told.clear();
     let whole = is_first && matches!(state.compute, C::Decoding | C::Evicted);
     let (at, peer) = if is_first { (0, 2) } else { (2, 0) };
-    let scene = Scene { rig, state, at, key: key(request), peer: (!whole).then_some(peer) };
+    let scene = Scene { rig, at, key: key(request), peer: (!whole).then_some(peer) };
     let reached = scene.rig.leg(at, scene.key).map(|(state, _)| state);
     assert_eq!(reached, Some(state));
     scene

@@ -3,6 +3,7 @@
 use splitcore_core::config::SECOND_NS;
 use splitcore_core::error::EventError;
 use splitcore_core::event::ClusterEvent;
+use splitcore_core::leg::LegState;
 
 use crate::failures::{Cell, Failure, cell, legal, name};
 use crate::rig::{Rig, TRANSFER_LIMIT_NS};
@@ -93,7 +94,7 @@ impl Rig {
     }
 }
 
-fn can_be(state: splitcore_core::leg::LegState, failure: Failure) -> bool {
+fn can_be(state: LegState, failure: Failure) -> bool {
     matches!(cell(state, failure), Cell::Handled(_))
 }
 
@@ -105,27 +106,64 @@ fn after_any_failure_every_request_ends_and_every_book_is_empty() {
             let mut scene = leg_in(state);
             scene.strike(failure);
             scene.heal();
+            assert_eq!(scene.rig.given_again, 0);
         }
+    }
+}
+
+fn possible(state: LegState) -> Vec<Failure> {
+    Failure::ALL.into_iter().filter(|&failure| can_be(state, failure)).collect()
+}
+
+/// Between two failures: nothing is delivered, or all of it in one order or the other and then some steps.
+const BETWEEN: [Option<(bool, u32)>; 5] =
+    [None, Some((false, 0)), Some((true, 0)), Some((false, 3)), Some((true, 8))];
+
+fn go_on(scene: &mut Scene, between: Option<(bool, u32)>) {
+    let Some((backwards, steps)) = between else { return };
+    scene.rig.backwards = backwards;
+    scene.rig.settle();
+    for _ in 0..steps {
+        let _ = scene.rig.step();
     }
 }
 
 #[test]
 fn after_any_two_failures_every_request_ends_and_every_book_is_empty() {
-    let settled = [false, true];
     for state in legal() {
-        for first in Failure::ALL.into_iter().filter(|&failure| can_be(state, failure)) {
-            for second in Failure::ALL.into_iter().filter(|&failure| can_be(state, failure)) {
-                for settles in settled {
-                    println!("{} / {} / {} / {settles}", name(state), first.name(), second.name());
-                    let mut scene = leg_in(state);
-                    scene.strike(first);
-                    if settles {
-                        scene.rig.settle();
-                    }
-                    scene.strike(second);
-                    scene.heal();
-                }
+        for (first, second) in pairs(&possible(state)) {
+            for between in BETWEEN {
+                println!("{} / {} / {} / {between:?}", name(state), first.name(), second.name());
+                let mut scene = leg_in(state);
+                scene.strike(first);
+                go_on(&mut scene, between);
+                scene.strike(second);
+                scene.heal();
             }
         }
     }
+}
+
+#[test]
+fn after_any_three_failures_every_request_ends_and_every_book_is_empty() {
+    for state in legal() {
+        for (first, second) in pairs(&possible(state)) {
+            let mut two = leg_in(state);
+            two.strike(first);
+            go_on(&mut two, BETWEEN[(first as usize + second as usize) % BETWEEN.len()]);
+            two.strike(second);
+            for third in possible(state) {
+                let between = BETWEEN[(first as usize + third as usize * 2) % BETWEEN.len()];
+                println!("{} / {:?} / {between:?}", name(state), [first, second, third].map(Failure::name));
+                let mut scene = two.clone();
+                go_on(&mut scene, between);
+                scene.strike(third);
+                scene.heal();
+            }
+        }
+    }
+}
+
+fn pairs(of: &[Failure]) -> impl Iterator<Item = (Failure, Failure)> {
+    of.iter().flat_map(move |&first| of.iter().map(move |&second| (first, second)))
 }
