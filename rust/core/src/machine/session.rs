@@ -165,7 +165,8 @@ fn announce(leg: &Leg, actions: &mut Vec<MachineAction>) {
         Compute::Evicted => say(Notice::Evicted { key, tokens: leg.kv_tokens }),
         Compute::Waiting | Compute::Queued | Compute::Prefilling | Compute::Done => {}
     }
-    if leg.failed {
+    // Where another destination is named the Cluster has heard.
+    if leg.failed && leg.next.is_none() {
         say(Notice::TransferFailed { key });
     }
 }
