@@ -488,6 +488,12 @@ impl Rig {
         self.now_ns = end;
     }
 
+    /// Time passes for one machine only.
+    pub(crate) fn wait_machine_ns(&mut self, at: u32, ns: u64) {
+        self.now_ns += ns;
+        self.tick(at);
+    }
+
     fn next_deadline(&self) -> Option<Time> {
         let machines = (0..4).filter(|at| !self.paused.contains(at));
         let machines = machines.filter_map(|at| self.machines[at as usize].as_ref()?.next_deadline());
@@ -517,7 +523,11 @@ impl Rig {
                 return true;
             }
         }
-        if let Some(transfer) = self.transfers.iter().find(|transfer| !transfer.stalled).cloned() {
+        let moves = |transfer: &&Transfer| {
+            let ends = [transfer.from.index, transfer.put.to.index];
+            !transfer.stalled && !ends.iter().any(|at| self.paused.contains(at))
+        };
+        if let Some(transfer) = self.transfers.iter().find(moves).cloned() {
             let key = transfer.put.key;
             if transfer.stopping { self.fence(key) } else { self.layer(key) }
             return true;

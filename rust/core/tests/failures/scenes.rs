@@ -54,6 +54,10 @@ impl Scene {
         if self.rig.transfers.iter().any(|transfer| transfer.put.key == self.key) {
             self.rig.fence(self.key);
         }
+        self.let_fenced_pass();
+    }
+
+    pub(crate) fn let_fenced_pass(&mut self) {
         self.rig.settle();
         if self.state().is_some_and(|state| state.compute == C::Prefilling) {
             self.rig.pass(self.at);
