@@ -73,16 +73,41 @@ impl Failure {
     /// What happens, in a sentence.
     pub fn about(self) -> &'static str {
         match self {
-            Self::MachineLost => "The machine of the leg dies with everything on it, and the Cluster hears of it (`Lose`, or its next incarnation registers).",
-            Self::PeerLost => "The machine at the other end of the leg's handoff dies. Its machine hears `PeerLost`, the Cluster `Lose`, in either order.",
-            Self::TransferFailed => "The transport gives the leg's transfer up: an error, or a checksum that does not match. From then on it writes nothing.",
-            Self::TransferStalled => "The leg's transfer neither goes on nor fails. Nobody tells: only the clock does.",
+            Self::MachineLost => {
+                "The machine of the leg dies with everything on it, and the Cluster hears of it (`Lose`, \
+                 or its next incarnation registers)."
+            }
+            Self::PeerLost => {
+                "The machine at the other end of the leg's handoff dies. Its machine hears `PeerLost`, \
+                 the Cluster `Lose`, in either order."
+            }
+            Self::TransferFailed => {
+                "The transport gives the leg's transfer up: an error, or a checksum that does not match. \
+                 From then on it writes nothing."
+            }
+            Self::TransferStalled => {
+                "The leg's transfer neither goes on nor fails. Nobody tells: only the clock does."
+            }
             Self::Cancel => "The client gives the request up.",
-            Self::SessionLost => "The session between the leg's machine and the Cluster breaks; what was on its way is lost. The machine is back within `rejoin_limit_ns`.",
-            Self::Expired => "The same, but the machine is not back in time. It counts as lost, and its driver throws its state away.",
-            Self::PeerReset => "The session between the two machines of the handoff breaks; what was on its way is lost. Both live on and open another.",
-            Self::Paused => "The machine stands still for a while: no message, no pass, no clock. Its sessions hold.",
-            Self::ClusterRestart => "The Cluster dies with all it knew. A new one starts, and the machines register within `grace_ns`.",
+            Self::SessionLost => {
+                "The session between the leg's machine and the Cluster breaks; what was on its way is \
+                 lost. The machine is back within `rejoin_limit_ns`."
+            }
+            Self::Expired => {
+                "The same, but the machine is not back in time. It counts as lost, and its driver throws \
+                 its state away."
+            }
+            Self::PeerReset => {
+                "The session between the two machines of the handoff breaks; what was on its way is lost. \
+                 Both live on and open another."
+            }
+            Self::Paused => {
+                "The machine stands still for a while: no message, no pass, no clock. Its sessions hold."
+            }
+            Self::ClusterRestart => {
+                "The Cluster dies with all it knew. A new one starts, and the machines register within \
+                 `grace_ns`."
+            }
             Self::Drain => "The machine is to take no more work.",
         }
     }

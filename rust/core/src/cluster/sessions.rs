@@ -203,9 +203,7 @@ impl Cluster {
                 self.command(machine, None, Command::Release { key }, actions);
                 return;
             }
-            Held::Leg { .. } | Held::Closing => {
-                self.command(machine, None, Command::Abort { key }, actions)
-            }
+            Held::Leg { .. } | Held::Closing => self.command(machine, None, Command::Abort { key }, actions),
         };
         // Its KV is in the machine's reports, not in our bookings.
         let booking = Booking { sent: true, ..Booking::default() };

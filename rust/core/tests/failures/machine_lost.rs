@@ -2,6 +2,7 @@
 
 use splitcore_core::event::Outcome;
 use splitcore_core::leg::{Command, LegState};
+use splitcore_core::placement::Placement;
 
 use crate::failures::Failure;
 use crate::scenes::{Books, Scene, key, land, layer_wise, leg_in, scenes};
@@ -14,7 +15,7 @@ fn lost(test: &str) -> impl Iterator<Item = (Scene, bool)> {
 pub(crate) fn given_up_is_no_loss(mut scene: Scene, lose: impl FnOnce(&mut Scene)) {
     let before = scene.books();
     assert!(scene.is_given_up());
-    let on = scene.rig.placed.last().and_then(|placement| placement.prompt()).unwrap().index;
+    let on = scene.rig.placed.last().and_then(Placement::prompt).unwrap().index;
     lose(&mut scene);
     // Where the next attempt was on the very machine, that one is lost with it.
     let next_is_lost = before.attempt > scene.key.attempt.0 && on == scene.at;
@@ -100,7 +101,7 @@ fn the_only_kv_lost_costs_the_attempt() {
 fn a_fault_too_many_ends_the_request() {
     let mut scene = leg_in(LegState::QUEUED);
     for fault in 1..=4 {
-        let on = scene.rig.placed.last().and_then(|placement| placement.prompt()).unwrap().index;
+        let on = scene.rig.placed.last().and_then(Placement::prompt).unwrap().index;
         assert_eq!((scene.books().faults, scene.rig.ended.len()), (fault - 1, 0));
         scene.rig.lose(on, true);
         scene.rig.settle();

@@ -40,6 +40,9 @@ fn a_source_hears_again_what_it_missed() {
         assert_eq!((scene.books(), scene.blocks()), (before, blocks));
         scene.heal();
         let after = scene.rig.cluster.counters();
-        assert_eq!((after.faults, after.resent, after.relieved), (before.faults, before.resent, before.relieved));
+        assert_eq!(
+            (after.faults, after.resent, after.relieved),
+            (before.faults, before.resent, before.relieved)
+        );
     }
 }

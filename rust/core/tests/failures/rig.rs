@@ -313,7 +313,9 @@ impl Rig {
                 self.learn(at, &command);
                 self.tell(at, &MachineEvent::Command { epoch, seq, command });
             }
-            (Link::Down(at), Message::Registered(epoch)) => self.tell(at, &MachineEvent::Registered { epoch }),
+            (Link::Down(at), Message::Registered(epoch)) => {
+                self.tell(at, &MachineEvent::Registered { epoch });
+            }
             (Link::Up(at), Message::Notice(notice)) => {
                 let from = self.id(at);
                 self.tell_cluster(&ClusterEvent::Notice { from, notice }).unwrap();
@@ -328,7 +330,9 @@ impl Rig {
     }
 
     fn learn(&mut self, at: u32, command: &Command) {
-        let (Command::Reserve { key, work, .. } | Command::Compute { key, work, .. }) = *command else { return };
+        let (Command::Reserve { key, work, .. } | Command::Compute { key, work, .. }) = *command else {
+            return;
+        };
         self.works.insert((at, key), work);
         self.outputs.insert((at, key), work.terms.resumed_tokens);
     }
@@ -529,7 +533,11 @@ impl Rig {
         };
         if let Some(transfer) = self.transfers.iter().find(moves).cloned() {
             let key = transfer.put.key;
-            if transfer.stopping { self.fence(key) } else { self.layer(key) }
+            if transfer.stopping {
+                self.fence(key);
+            } else {
+                self.layer(key);
+            }
             return true;
         }
         let running = (0..4).filter(|at| !self.paused.contains(at));
@@ -539,6 +547,11 @@ impl Rig {
             return true;
         }
         false
+    }
+
+    /// A few steps, or fewer where nothing moves any more.
+    pub(crate) fn steps(&mut self, steps: u32) {
+        (0..steps).all(|_| self.step());
     }
 
     /// Runs until every request has ended and every book is empty.
@@ -566,7 +579,8 @@ impl Rig {
         if self.cluster.epoch() == Epoch(1) || self.cluster.is_recovering() {
             return false;
         }
-        let unknown = |id: &u64| !self.ended.contains_key(id) && self.cluster.attempt(RequestId(*id)).is_none();
+        let unknown =
+            |id: &u64| !self.ended.contains_key(id) && self.cluster.attempt(RequestId(*id)).is_none();
         let Some(request) = self.arrivals.keys().copied().find(unknown) else { return false };
         self.given_again += 1;
         self.tell_cluster(&ClusterEvent::Arrive(self.arrivals[&request])).unwrap();
@@ -591,11 +605,10 @@ impl Rig {
     }
 
     fn stuck(&self) -> String {
-        let mut text = format!("now {} ended {:?}\n{:#?}\n", self.now_ns, self.ended, self.transfers);
-        for machine in self.machines.iter().flatten() {
-            text += &format!("{:?} {:?} {:?}\n", machine.id(), machine.claims(), machine.report());
-        }
-        text + &format!("{:?}", self.cluster)
+        let up = self.machines.iter().flatten();
+        let machines: Vec<_> = up.map(|machine| (machine.id(), machine.claims(), machine.report())).collect();
+        let (ended, transfers) = (&self.ended, &self.transfers);
+        format!("now {} {ended:?}\n{transfers:?}\n{machines:#?}\n{:?}", self.now_ns, self.cluster)
     }
 
     /// All books are back at zero, and every client has every token.

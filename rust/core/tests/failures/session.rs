@@ -5,7 +5,9 @@ use splitcore_core::event::MachineEvent;
 use splitcore_core::leg::{Command, Compute, LegState, Outbound};
 
 use crate::failures::Failure;
-use crate::machine_lost::{destination_is_replaced, given_up_is_no_loss, handed_over_is_no_loss, only_kv_lost};
+use crate::machine_lost::{
+    destination_is_replaced, given_up_is_no_loss, handed_over_is_no_loss, only_kv_lost,
+};
 use crate::scenes::{leg_in, scenes};
 
 #[test]
@@ -18,9 +20,7 @@ fn a_leg_goes_on_through_a_lost_session() {
             scene.rig.break_session(scene.at);
             let load = scene.rig.cluster.load(scene.at).unwrap();
             assert_eq!(load.state, MachineState::Away);
-            for _ in 0..steps {
-                let _ = scene.rig.step();
-            }
+            scene.rig.steps(steps);
             assert_eq!(scene.told(|_| true).iter().filter(|&&to| to == scene.at).count(), 0);
             scene.rig.register(scene.at).unwrap();
             if scene.is_here() {

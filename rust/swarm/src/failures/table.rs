@@ -83,27 +83,28 @@ pub fn legal() -> impl Iterator<Item = LegState> {
 
 /// A state as the table names it: compute, inbound, outbound, without what is none.
 pub fn name(state: LegState) -> String {
-    let mut name = format!("{:?}", state.compute);
-    if state.inbound != Inbound::None {
-        name += &format!(", in {:?}", state.inbound);
-    }
-    if state.outbound != Outbound::None {
-        name += &format!(", out {:?}", state.outbound);
-    }
-    name.to_lowercase()
+    let inbound = match state.inbound {
+        Inbound::None => String::new(),
+        inbound => format!(", in {inbound:?}"),
+    };
+    let outbound = match state.outbound {
+        Outbound::None => String::new(),
+        outbound => format!(", out {outbound:?}"),
+    };
+    format!("{:?}{inbound}{outbound}", state.compute).to_lowercase()
 }
 
 /// What is done where a leg in this state meets this failure.
 pub fn cell(state: LegState, failure: Failure) -> Cell {
     let Some(part) = Part::of(state) else { return Cell::CannotBe("no machine may hold such a leg") };
     match failure {
-        Failure::MachineLost => machine_lost(state, part),
+        Failure::MachineLost => machine_lost(state, part, LOST),
         Failure::PeerLost => peer_lost(state, part),
         Failure::TransferFailed => transfer_failed(state, part),
         Failure::TransferStalled => transfer_stalled(state, part),
         Failure::Cancel => cancel(state, part),
         Failure::SessionLost => session_lost(state, part),
-        Failure::Expired => expired(state, part),
+        Failure::Expired => machine_lost(state, part, EXPIRED),
         Failure::PeerReset => peer_reset(part),
         Failure::Paused => paused(part),
         Failure::ClusterRestart => cluster_restart(state, part),
@@ -131,33 +132,52 @@ const NEXT_ATTEMPT: &str = "a pause, then the next token";
 const LATER: &str = "the second token comes later";
 const RUNS_ELSEWHERE: &str = "nothing: the request has ended or runs elsewhere";
 
-fn machine_lost(state: LegState, part: Part) -> Cell {
+/// The tests of a lost machine: of a leg given up, one that has handed over, a destination, the only KV.
+const LOST: [&str; 4] = [
+    "machine_lost::a_leg_given_up_is_no_loss",
+    "machine_lost::a_source_that_has_handed_over_is_no_loss",
+    "machine_lost::a_destination_without_its_kv_is_replaced",
+    "machine_lost::the_only_kv_lost_costs_the_attempt",
+];
+
+/// The same of a machine that is back too late.
+const EXPIRED: [&str; 4] = [
+    "session::a_leg_given_up_expires_unnoticed",
+    "session::a_source_that_has_handed_over_may_expire",
+    "session::an_expired_destination_is_replaced",
+    "session::an_expired_machine_with_the_only_kv_costs_the_attempt",
+];
+
+fn machine_lost(state: LegState, part: Part, tests: [&'static str; 4]) -> Cell {
     if is_given_up(state, part) {
         return handled(
             "nothing: the Cluster had given the leg up, and waits for it no more",
             GONE,
             RUNS_ELSEWHERE,
-            "machine_lost::a_leg_given_up_is_no_loss",
+            tests[0],
         );
     }
     match part {
         Part::Handed => handled(
-            "nothing: the destination has the KV and the first token (had it not told the Cluster yet: a next attempt)",
+            "nothing: the destination has the KV and the first token (had it not told the Cluster yet: a \
+             fault and the next attempt)",
             GONE,
             NOTHING,
-            "machine_lost::a_source_that_has_handed_over_is_no_loss",
+            tests[1],
         ),
         Part::Awaiting => handled(
             "a fault; the KV is at the source still: another destination, the same attempt",
             "its own blocks are gone with the machine; the source keeps its blocks for the next transfer",
             LATER,
-            "machine_lost::a_destination_without_its_kv_is_replaced",
+            tests[2],
         ),
         _ => handled(
-            "a fault; the KV is lost: the next attempt, with the tokens that the client has at the end of its prompt",
-            "its own blocks are gone with the machine; what another machine holds of the attempt it frees on `Abort`",
+            "a fault; the KV is lost: the next attempt, with the tokens that the client has at the end of \
+             its prompt",
+            "its own blocks are gone with the machine; what another machine holds of the attempt it frees \
+             on `Abort`",
             NEXT_ATTEMPT,
-            "machine_lost::the_only_kv_lost_costs_the_attempt",
+            tests[3],
         ),
     }
 }
@@ -166,13 +186,16 @@ fn peer_lost(state: LegState, part: Part) -> Cell {
     match part {
         Part::Whole => ALONE,
         Part::Unsent | Part::Sending => handled(
-            "a fault; the KV is here still: another destination, the same attempt; a transfer to the lost machine is over",
-            "nobody here: the leg keeps its blocks for the next transfer; those of the destination are gone with it",
+            "a fault; the KV is here still: another destination, the same attempt; a transfer to the lost \
+             machine is over",
+            "nobody here: the leg keeps its blocks for the next transfer; those of the destination are \
+             gone with it",
             LATER,
             "peer_lost::a_source_sends_elsewhere",
         ),
         Part::Stopping if !is_given_up(state, part) => handled(
-            "nothing new: with the machine the transfer is over, and the next one to the destination named since may begin",
+            "nothing new: with the machine the transfer is over, and the next one to the destination \
+             named since may begin",
             "nobody here: the leg keeps its blocks for the next transfer",
             LATER,
             "peer_lost::a_stopping_transfer_is_over",
@@ -184,14 +207,16 @@ fn peer_lost(state: LegState, part: Part) -> Cell {
             "peer_lost::nobody_reads_a_closing_leg_any_more",
         ),
         Part::Handed => handled(
-            "a fault; the KV is lost with the destination: the next attempt (had it not told the Cluster that all has landed: another destination)",
+            "a fault; the KV is lost with the destination: the next attempt (had it not told the Cluster \
+             that all has landed: another destination)",
             "the leg's machine frees its blocks with the end of the pass",
             NEXT_ATTEMPT,
             "peer_lost::kv_handed_to_a_lost_machine_costs_the_attempt",
         ),
         Part::Awaiting => handled(
             "a fault; the KV is lost with the source: the next attempt",
-            "the leg's machine frees its blocks when it knows both that it is aborted and that the writer is lost",
+            "the leg's machine frees its blocks when it knows both that it is aborted and that the writer \
+             is lost",
             NEXT_ATTEMPT,
             "peer_lost::a_destination_whose_source_is_lost_is_given_up",
         ),
@@ -219,7 +244,8 @@ fn transfer_failed(state: LegState, part: Part) -> Cell {
             "transfer::a_failed_transfer_goes_elsewhere",
         ),
         Part::Stopping if !is_given_up(state, part) => handled(
-            "nothing new: it counts as the end of the stop; the next transfer to the destination named since may begin",
+            "nothing new: it counts as the end of the stop; the next transfer to the destination named \
+             since may begin",
             "the destination given up frees its blocks after `AbortAck`; the leg keeps its own",
             LATER,
             "transfer::failing_ends_a_stop",
@@ -249,9 +275,11 @@ fn transfer_failed(state: LegState, part: Part) -> Cell {
 fn transfer_stalled(state: LegState, part: Part) -> Cell {
     match part {
         Part::Sending => handled(
-            "`transfer_limit_ns` after it could have ended (for one that follows a pass: after the pass) it is stopped and counts as failed: a fault, another destination. If it does not even stop, as long again later the leg is taken back: the next attempt, no fault",
+            "`transfer_limit_ns` after it could have ended (for one that follows a pass: after the pass) \
+             it is stopped and counts as failed: a fault, another destination. If it does not even stop, \
+             as long again later the leg is taken back: the next attempt, no fault",
             "the source its own, the destination its own, each only when the transport has let go",
-            "the second token comes later",
+            LATER,
             "transfer::a_stalled_transfer_is_stopped_and_then_routed_around",
         ),
         Part::Stopping if !is_given_up(state, part) => handled(
@@ -268,7 +296,8 @@ fn transfer_stalled(state: LegState, part: Part) -> Cell {
         ),
         Part::Stopping | Part::Closing | Part::Quarantined => handled(
             "nothing: whoever may still read or write does not say that it has stopped",
-            "the leg's machine, only when the transport lets go or either machine is lost: no clock frees what may be written",
+            "the leg's machine, only when the transport lets go or either machine is lost: no clock frees \
+             what may be written",
             RUNS_ELSEWHERE,
             "transfer::no_clock_frees_what_the_transport_may_touch",
         ),
@@ -282,7 +311,8 @@ fn cancel(state: LegState, part: Part) -> Cell {
     match (part, state.compute) {
         (Part::Sending, _) => handled(
             "off the books at once; `Abort`, and the transfer is stopped",
-            "the leg's machine, when the transport has let go and the pass is over; the destination after `AbortAck`",
+            "the leg's machine, when the transport has let go and the pass is over; the destination after \
+             `AbortAck`",
             ENDED,
             "cancel::what_is_read_is_freed_when_the_reader_lets_go",
         ),
@@ -329,22 +359,12 @@ fn session_lost(state: LegState, part: Part) -> Cell {
         );
     }
     handled(
-        "it runs on; registered, it is confirmed (`Confirm`) and says again where it stands, and commands that were lost come again",
+        "it runs on; registered, it is confirmed (`Confirm`) and says again where it stands, and commands \
+         that were lost come again",
         NOBODY,
         "tokens stop, and go on with the new session; those that were lost on the way are given again",
         "session::a_leg_goes_on_through_a_lost_session",
     )
-}
-
-fn expired(state: LegState, part: Part) -> Cell {
-    let Cell::Handled(lost) = machine_lost(state, part) else { return machine_lost(state, part) };
-    let test = match lost.test {
-        "machine_lost::a_leg_given_up_is_no_loss" => "session::a_leg_given_up_expires_unnoticed",
-        "machine_lost::a_source_that_has_handed_over_is_no_loss" => "session::a_source_that_has_handed_over_may_expire",
-        "machine_lost::a_destination_without_its_kv_is_replaced" => "session::an_expired_destination_is_replaced",
-        _ => "session::an_expired_machine_with_the_only_kv_costs_the_attempt",
-    };
-    Cell::Handled(Handling { test, ..lost })
 }
 
 fn peer_reset(part: Part) -> Cell {
@@ -380,7 +400,8 @@ fn peer_reset(part: Part) -> Cell {
 fn paused(part: Part) -> Cell {
     match part {
         Part::Sending => handled(
-            "it goes on when its machine does. Its `transfer_limit_ns` may have run out meanwhile: then the transfer is stopped, and the destination keeps it if it had landed all the same",
+            "it goes on when its machine does. Its `transfer_limit_ns` may have run out meanwhile: then \
+             the transfer is stopped, and the destination keeps it if it had landed all the same",
             NOBODY,
             "a pause",
             "paused::a_leg_goes_on_when_its_machine_does",
@@ -392,7 +413,8 @@ fn paused(part: Part) -> Cell {
             "paused::a_leg_goes_on_when_its_machine_does",
         ),
         _ => handled(
-            "it goes on when its machine does; a handoff that waits for it longer than `park_limit_ns` is taken back, and that is no fault",
+            "it goes on when its machine does; a handoff that waits for it longer than `park_limit_ns` is \
+             taken back, and that is no fault",
             NOBODY,
             "a pause",
             "paused::a_leg_goes_on_when_its_machine_does",
@@ -403,14 +425,16 @@ fn paused(part: Part) -> Cell {
 fn cluster_restart(state: LegState, part: Part) -> Cell {
     if is_given_up(state, part) {
         return handled(
-            "the new Cluster takes it for what it is: something that closes, and must be heard of before its name is used again",
+            "the new Cluster takes it for what it is: something that closes, and must be heard of before \
+             its name is used again",
             "the leg's machine, when whoever reads or writes has let go, Cluster or not",
             RUNS_ELSEWHERE,
             "restart::a_leg_given_up_closes_under_the_next_cluster",
         );
     }
     handled(
-        "the new Cluster adopts it from its machine's claim and confirms it; what has no second leg then gets one after `grace_ns`",
+        "the new Cluster adopts it from its machine's claim and confirms it; what has no second leg then \
+         gets one after `grace_ns`",
         NOBODY,
         "tokens stop, and go on with the new session; those that were lost on the way are given again",
         "restart::a_leg_goes_on_under_the_next_cluster",
