@@ -12,6 +12,7 @@ mod drain;
     reason = "a module of another crate, made into a document there"
 )]
 mod failures;
+mod histories;
 mod machine_lost;
 mod paused;
 mod peer_lost;
