@@ -81,9 +81,38 @@ fn strike(rig: &mut Rig, draws: &mut Draws) -> String {
     note
 }
 
-fn history(seed: u64) {
-    let mut draws = Draws(seed);
-    let mut rig = Rig::new(config(&mut draws));
+/// Sessions break and come back in time, machines stand still, the Cluster restarts and hears of all: nothing is lost.
+fn interrupt(rig: &mut Rig, draws: &mut Draws) {
+    let at = draws.below(4) as u32;
+    let other = (at + 1 + draws.below(3) as u32) % 4;
+    let what = draws.below(5);
+    eprintln!("{what} at {at} {other}");
+    match what {
+        0 => rig.break_session(at),
+        1 => rig.reset_peers(at, other),
+        2 => drop(rig.paused.insert(at)),
+        3 => drop(rig.held.insert([Link::Up(at), Link::Down(at), Link::Peer(at, other)][draws.below(3) as usize])),
+        _ => {
+            assert_eq!(rig.cluster.counters().faults, 0);
+            // A leg whose first command is lost with the Cluster is placed again, and that is a fault.
+            rig.paused.clear();
+            rig.held.clear();
+            rig.settle();
+            rig.restart(GRACE_NS);
+        }
+    }
+    rig.steps(draws.below(6) as u32);
+    for at in (0..4).filter(|&at| rig.is_away(at)).collect::<Vec<_>>() {
+        rig.register(at).unwrap();
+    }
+    if draws.below(2) == 0 {
+        rig.paused.clear();
+        rig.held.clear();
+    }
+}
+
+fn arrive_some(draws: &mut Draws) -> Rig {
+    let mut rig = Rig::new(config(draws));
     rig.tolerant = true;
     let requests = 1 + draws.below(6);
     for request in 1..=requests {
@@ -92,7 +121,13 @@ fn history(seed: u64) {
         rig.backwards = draws.below(2) == 0;
         rig.steps(draws.below(4) as u32);
     }
-    for _ in 0..draws.below(8) {
+    rig
+}
+
+fn history(seed: u64) {
+    let mut draws = Draws(seed);
+    let mut rig = arrive_some(&mut draws);
+    for _ in 0..draws.below(12) {
         rig.backwards = draws.below(2) == 0;
         rig.steps(draws.below(8) as u32);
         let note = strike(&mut rig, &mut draws);
@@ -117,11 +152,37 @@ fn history(seed: u64) {
     assert!(rig.ended.values().all(fine), "{:?}", rig.ended);
 }
 
+fn interruptions(seed: u64) {
+    let mut draws = Draws(seed);
+    let mut rig = arrive_some(&mut draws);
+    for _ in 0..draws.below(12) {
+        rig.backwards = draws.below(2) == 0;
+        rig.steps(draws.below(8) as u32);
+        interrupt(&mut rig, &mut draws);
+    }
+    rig.finish();
+    assert!(rig.ended.values().all(|outcome| *outcome == Outcome::Finished), "{:?}", rig.ended);
+    assert_eq!(rig.cluster.counters().faults, 0);
+}
+
+/// Seeds from `HISTORY` on, 0 unless set; as many as `HISTORIES` says.
+fn seeds() -> std::ops::Range<u64> {
+    let number = |name, or| std::env::var(name).map_or(or, |text| text.parse().unwrap());
+    let first = number("HISTORY", 0);
+    first..first + number("HISTORIES", 2000)
+}
+
+#[test]
+fn interruptions_are_no_faults() {
+    for seed in seeds() {
+        eprintln!("seed {seed}");
+        interruptions(seed);
+    }
+}
+
 #[test]
 fn random_histories_end_with_empty_books() {
-    let seeds = std::env::var("HISTORIES").ok().and_then(|text| text.parse().ok()).unwrap_or(2000);
-    let first = std::env::var("HISTORY").ok().and_then(|text| text.parse().ok()).unwrap_or(0);
-    for seed in first..first + seeds {
+    for seed in seeds() {
         eprintln!("seed {seed}");
         history(seed);
     }
