@@ -168,6 +168,7 @@ fn claimed_leg(machine: MachineId, claim: &Claim) -> WatchedLeg {
         state,
         booking,
         seq: AssignmentSeq(0),
+        send_seq: AssignmentSeq(0),
     }
 }
 

@@ -143,8 +143,14 @@ impl Cluster {
         let Some(machine) = leg.machine else { return };
         if here.contains(&key) {
             let delivered = request.delivered;
+            if leg.send_seq > seen {
+                // Before it says again that a transfer has failed, which was to another destination.
+                self.command_rest(slot, at, actions);
+            }
             self.command(machine, None, Command::Confirm { key, delivered }, actions);
-            self.command_rest(slot, at, actions);
+            if leg.send_seq <= seen {
+                self.command_rest(slot, at, actions);
+            }
         } else if leg.seq > seen {
             self.entry(machine.index).take_back(leg.seq, &mut leg.booking);
             self.requests.get_mut(slot).legs[at] = Some(leg);

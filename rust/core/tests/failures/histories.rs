@@ -91,7 +91,9 @@ fn interrupt(rig: &mut Rig, draws: &mut Draws) {
         0 => rig.break_session(at),
         1 => rig.reset_peers(at, other),
         2 => drop(rig.paused.insert(at)),
-        3 => drop(rig.held.insert([Link::Up(at), Link::Down(at), Link::Peer(at, other)][draws.below(3) as usize])),
+        3 => drop(
+            rig.held.insert([Link::Up(at), Link::Down(at), Link::Peer(at, other)][draws.below(3) as usize]),
+        ),
         _ => {
             assert_eq!(rig.cluster.counters().faults, 0);
             // A leg whose first command is lost with the Cluster is placed again, and that is a fault.

@@ -8,6 +8,7 @@ use crate::failures::Failure;
 use crate::machine_lost::{
     destination_is_replaced, given_up_is_no_loss, handed_over_is_no_loss, only_kv_lost,
 };
+use crate::rig::Link;
 use crate::scenes::{leg_in, scenes};
 
 #[test]
@@ -142,4 +143,35 @@ fn a_machine_without_a_cluster_for_too_long_drops_what_it_has() {
     assert!(scene.is_here());
     scene.rig.wait_machine_ns(0, 1);
     assert!(!scene.is_here());
+}
+
+#[test]
+fn a_failure_that_the_cluster_has_heard_of_is_not_told_for_the_next_destination() {
+    let state = LegState { compute: Compute::Held, outbound: Outbound::Sending, ..LegState::QUEUED };
+    let mut scene = leg_in(state);
+    scene.rig.fail(scene.key);
+    scene.rig.held.insert(Link::Down(0));
+    scene.rig.settle();
+    let (before, named) = (scene.books(), scene.told(|command| matches!(command, Command::Send { .. })));
+    assert_eq!((before.faults, before.resent, named), (1, 1, vec![0]));
+    // The word which destination is the next one is lost.
+    scene.rig.break_session(0);
+    scene.rig.held.clear();
+    scene.rig.register(0).unwrap();
+    scene.rig.settle();
+    assert_eq!(scene.books(), before);
+    scene.heal();
+    assert_eq!(scene.rig.cluster.counters().faults, 1);
+}
+
+#[test]
+fn a_failure_that_the_cluster_has_not_heard_of_is_told_again() {
+    let state = LegState { compute: Compute::Held, outbound: Outbound::Sending, ..LegState::QUEUED };
+    let mut scene = leg_in(state);
+    scene.rig.fail(scene.key);
+    scene.rig.break_session(0);
+    scene.rig.register(0).unwrap();
+    scene.rig.settle();
+    assert_eq!((scene.books().faults, scene.books().resent), (1, 1));
+    scene.heal();
 }
