@@ -78,7 +78,7 @@ impl Cluster {
         }
     }
 
-    fn take_report(&mut self, from: Option<u32>, report: Report) {
+    pub(super) fn take_report(&mut self, from: Option<u32>, report: Report) {
         let Some(machine) = from else { return };
         let entry = self.entry(machine);
         entry.take_report(report);

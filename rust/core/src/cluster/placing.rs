@@ -194,6 +194,7 @@ impl Cluster {
             upto: Upto::End,
             mode: None,
             seq: AssignmentSeq(0),
+            send_seq: AssignmentSeq(0),
             state: LegState::QUEUED,
             booking: Booking {
                 prefill_tokens: prompt_tokens,
@@ -348,10 +349,11 @@ impl Cluster {
     /// Tells the first leg's machine where its KV goes.
     pub(super) fn command_send(&mut self, slot: u32, actions: &mut Vec<ClusterAction>) {
         let request = self.requests.get(slot);
-        let [Some(first), Some(second)] = request.legs else { return };
+        let [Some(mut first), Some(second)] = request.legs else { return };
         let (Some(from), Some(to), Some(mode)) = (first.machine, second.machine, second.mode) else { return };
         let key = request.key();
-        self.command(from, None, Command::Send { key, to, mode }, actions);
+        first.send_seq = self.command(from, None, Command::Send { key, to, mode }, actions);
+        self.requests.get_mut(slot).legs[0] = Some(first);
     }
 
     /// The machine's id at an index.

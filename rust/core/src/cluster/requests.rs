@@ -20,6 +20,8 @@ pub(crate) struct WatchedLeg {
     pub(crate) booking: Booking,
     /// The assignment that brought it to its machine.
     pub(crate) seq: AssignmentSeq,
+    /// Of a first leg: the assignment that last named where its KV goes.
+    pub(crate) send_seq: AssignmentSeq,
 }
 
 impl WatchedLeg {

@@ -106,9 +106,9 @@ impl Cluster {
         for slot in slots {
             let request = self.requests.get_mut(slot);
             match request.legs {
+                // Its destination is lost, or had not been named yet: it waits for one like any other.
                 [Some(first), None] if !first.booking.decodes => {
                     request.legs[1] = Some(rest_of(&first, request.prompt_tokens()));
-                    request.lost = Loss::Destination;
                     self.unreserved.insert((request.order, slot));
                 }
                 [None, Some(second)] if !second.is_ready() => request.lost = Loss::Kv,
@@ -169,6 +169,7 @@ fn claimed_leg(machine: MachineId, claim: &Claim) -> WatchedLeg {
         state,
         booking,
         seq: AssignmentSeq(0),
+        send_seq: AssignmentSeq(0),
     }
 }
 

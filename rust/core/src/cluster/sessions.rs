@@ -10,7 +10,7 @@ use super::{Booking, Cluster, MachineState};
 use crate::error::{Applied, EventError};
 use crate::event::{Claim, ClusterAction, Held, Registration};
 use crate::id::{AssignmentSeq, LegKey, MachineId, Order};
-use crate::leg::{Command, Compute};
+use crate::leg::{Command, Compute, Report};
 
 impl Cluster {
     pub(super) fn disconnect(&mut self, machine: MachineId) -> Result<Applied, EventError> {
@@ -53,11 +53,13 @@ impl Cluster {
         }
         let epoch = self.config.epoch;
         actions.push(ClusterAction::Registered { to: machine, epoch });
+        // The numbers of another Cluster's assignments say nothing of ours.
+        let seq = if registration.epoch == epoch { registration.report.seq } else { AssignmentSeq(0) };
+        let report = Report { seq, ..registration.report };
         if rejoins {
-            self.rejoin(registration, actions);
+            self.rejoin(registration, report, actions);
         } else {
-            self.entry(machine.index).take_report(registration.report);
-            self.refresh(machine.index);
+            self.take_report(Some(machine.index), report);
             self.replace_lost(actions);
             self.adopt_all(registration, actions);
         }
@@ -66,17 +68,17 @@ impl Cluster {
         Ok(Applied::Yes)
     }
 
-    fn rejoin(&mut self, registration: &Registration, actions: &mut Vec<ClusterAction>) {
+    fn rejoin(&mut self, registration: &Registration, report: Report, actions: &mut Vec<ClusterAction>) {
         let machine = registration.join.machine;
         self.back_in_session(machine.index);
-        self.entry(machine.index).take_report(registration.report);
+        self.entry(machine.index).take_report(report);
         self.enroll(machine.index);
         self.refresh(machine.index);
         let runs = |claim: &&Claim| matches!(claim.held, Held::Leg { .. } | Held::Finished);
         let here: BTreeSet<LegKey> = registration.claims.iter().filter(runs).map(|claim| claim.key).collect();
         self.settle_closing(registration, actions);
         for (slot, at) in self.legs_on(machine) {
-            self.settle_leg(slot, at, &here, registration.report.seq, actions);
+            self.settle_leg(slot, at, &here, report.seq, actions);
         }
         for claim in &registration.claims {
             let live = self.requests.find_key(claim.key).is_some_and(|slot| self.is_on(slot, machine));
@@ -141,8 +143,14 @@ impl Cluster {
         let Some(machine) = leg.machine else { return };
         if here.contains(&key) {
             let delivered = request.delivered;
+            if leg.send_seq > seen {
+                // Before it says again that a transfer has failed, which was to another destination.
+                self.command_rest(slot, at, actions);
+            }
             self.command(machine, None, Command::Confirm { key, delivered }, actions);
-            self.command_rest(slot, at, actions);
+            if leg.send_seq <= seen {
+                self.command_rest(slot, at, actions);
+            }
         } else if leg.seq > seen {
             self.entry(machine.index).take_back(leg.seq, &mut leg.booking);
             self.requests.get_mut(slot).legs[at] = Some(leg);
@@ -176,21 +184,17 @@ impl Cluster {
         }
     }
 
-    /// What was given up while the machine was away: told again where it still runs, closed where it is gone.
+    /// What was given up while the machine was away: told again where it is still held, closed where it is gone.
     fn settle_closing(&mut self, registration: &Registration, actions: &mut Vec<ClusterAction>) {
         let machine = registration.join.machine;
         let on_it = self.closing.iter().filter(|((_, at), _)| *at == machine.index);
         for (key, closing) in on_it.map(|(&(key, _), &closing)| (key, closing)).collect::<Vec<_>>() {
-            let held = registration.claims.iter().filter(|claim| claim.key == key).map(|claim| claim.held);
-            let (mut runs, mut closes) = (false, false);
-            for held in held {
-                runs |= matches!(held, Held::Leg { .. } | Held::Finished);
-                closes |= held == Held::Closing;
-            }
-            if runs {
+            // One that closes may have let go since it was claimed, with nobody to tell: the answer comes again.
+            let mut claims = registration.claims.iter().filter(|claim| claim.key == key);
+            if claims.any(|claim| claim.held != Held::Kept) {
                 let seq = self.command(machine, None, Command::Abort { key }, actions);
                 self.closing.insert((key, machine.index), Closing { seq, ..closing });
-            } else if !closes {
+            } else {
                 self.closing.remove(&(key, machine.index));
                 self.close(machine.index, &closing.booking, actions);
             }
@@ -205,9 +209,7 @@ impl Cluster {
                 self.command(machine, None, Command::Release { key }, actions);
                 return;
             }
-            Held::Leg { .. } => self.command(machine, None, Command::Abort { key }, actions),
-            // Aborted already: its answer is on its way.
-            Held::Closing => AssignmentSeq(0),
+            Held::Leg { .. } | Held::Closing => self.command(machine, None, Command::Abort { key }, actions),
         };
         // Its KV is in the machine's reports, not in our bookings.
         let booking = Booking { sent: true, ..Booking::default() };

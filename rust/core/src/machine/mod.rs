@@ -219,7 +219,7 @@ impl Machine {
                 applied
             }
             MachineEvent::ClusterLost => self.cluster_lost(),
-            MachineEvent::Registered { epoch } => self.registered(epoch),
+            MachineEvent::Registered { epoch } => self.registered(epoch, actions),
             MachineEvent::Peer { from, message } => self.peer(from, message, actions),
             MachineEvent::IterationDone { pass, ref ended } => self.iteration_done(pass, ended, actions)?,
             MachineEvent::LayersLanded { key, layers, of } => self.layers_landed(key, layers, of, actions),

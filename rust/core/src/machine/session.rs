@@ -45,12 +45,15 @@ impl Machine {
         Applied::Yes
     }
 
-    pub(super) fn registered(&mut self, epoch: Epoch) -> Applied {
+    pub(super) fn registered(&mut self, epoch: Epoch, actions: &mut Vec<MachineAction>) -> Applied {
         if self.is_stale(epoch) {
             return self.late();
         }
         self.follow(epoch);
         self.orphaned_at = None;
+        // The last ones went nowhere, and what it registered with may be old by now.
+        let report = self.riding_report();
+        actions.push(MachineAction::Notify { notice: Notice::Report(report) });
         Applied::Yes
     }
 
@@ -173,7 +176,8 @@ fn announce(leg: &Leg, actions: &mut Vec<MachineAction>) {
         Compute::Evicted => say(Notice::Evicted { key, tokens: leg.kv_tokens }),
         Compute::Waiting | Compute::Queued | Compute::Prefilling | Compute::Done => {}
     }
-    if leg.failed {
+    // Where another destination is named the Cluster has heard.
+    if leg.failed && leg.next.is_none() {
         say(Notice::TransferFailed { key });
     }
 }
