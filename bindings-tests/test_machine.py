@@ -157,7 +157,8 @@ def test_reports_come_by_the_clock_when_there_is_news():
     assert machine.handle([], now_ns=499_999_999).actions == []
     (action,) = machine.handle([], now_ns=500_000_000).actions
     assert action["notice"] == {"type": "report"} | machine.report()
-    assert machine.report() == {"seq": 1, "kv_tokens": 101, "free_blocks": 93, "legs": 1, "running": True}
+    held = {"seq": 1, "kv_tokens": 101, "free_blocks": 93, "legs": 1, "running": True}
+    assert machine.report() == held | {"quarantined_blocks": 0, "over_quarantine": False}
     assert machine.next_deadline_ns() == 1_000_000_000, "a pass is running"
 
 

@@ -145,12 +145,11 @@ fn adopted(claim: &Claim, now: Time) -> Request {
 /// A claimed leg as the Cluster watches it: with the books of one that has yet to run, as far as it does not say more.
 fn claimed_leg(machine: MachineId, claim: &Claim) -> WatchedLeg {
     let work = claim.work;
-    let (state, mode) = match claim.held {
-        Held::Leg { state, mode } => (state, mode),
-        _ => {
-            let inbound = if work.start > 0 { Inbound::Ready } else { Inbound::None };
-            (LegState { compute: Compute::Done, inbound, outbound: Outbound::None }, None)
-        }
+    let (state, mode) = if let Held::Leg { state, mode } = claim.held {
+        (state, mode)
+    } else {
+        let inbound = if work.start > 0 { Inbound::Ready } else { Inbound::None };
+        (LegState { compute: Compute::Done, inbound, outbound: Outbound::None }, None)
     };
     let waits = !has_prefilled(state.compute);
     let booking = Booking {

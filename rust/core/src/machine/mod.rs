@@ -198,7 +198,7 @@ impl Machine {
             _ => self.activity = if self.has_work() { Activity::Due } else { Activity::Idle },
         }
         if self.orphaned_at.is_some() {
-            self.mute(first, actions);
+            Self::mute(first, actions);
         }
         result
     }

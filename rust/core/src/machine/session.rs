@@ -58,7 +58,7 @@ impl Machine {
     }
 
     /// Drops what would be said to a Cluster that is not there; `Confirm` has it said again.
-    pub(super) fn mute(&self, first: usize, actions: &mut Vec<MachineAction>) {
+    pub(super) fn mute(first: usize, actions: &mut Vec<MachineAction>) {
         let said = actions.split_off(first);
         actions.extend(said.into_iter().filter(|action| !matches!(action, MachineAction::Notify { .. })));
     }

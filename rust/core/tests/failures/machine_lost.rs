@@ -103,6 +103,7 @@ fn a_fault_too_many_ends_the_request() {
     for fault in 1..=4 {
         let on = scene.rig.placed.last().and_then(Placement::prompt).unwrap().index;
         assert_eq!((scene.books().faults, scene.rig.ended.len()), (fault - 1, 0));
+        scene.rig.now_ns += 1;
         scene.rig.lose(on, true);
         scene.rig.settle();
         scene.rig.boot(on);

@@ -413,6 +413,7 @@ impl Rig {
             kv_capacity_tokens: u64::from(BLOCKS),
             speed_weight: 1,
             link: None,
+            costs: None,
         };
         let (epoch, report, claims) = (machine.epoch(), machine.report(), machine.claims());
         let registration = Registration { join, epoch, report, claims };

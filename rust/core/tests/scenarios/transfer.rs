@@ -15,7 +15,9 @@ const SECOND_NS: u64 = 1_000_000_000;
 
 /// A prompt and two token machines; transfers end when told.
 fn site() -> Site {
-    let machines = [Role::Prompt, Role::Token, Role::Token].map(|role| (role, tokens(100)));
+    // The machines have no limit of their own, so that the Cluster's is seen.
+    let config = MachineConfig { transfer_limit_ns: None, ..tokens(100) };
+    let machines = [Role::Prompt, Role::Token, Role::Token].map(|role| (role, config));
     let mut site = Site::new(ClusterConfig::default(), &machines);
     site.instant = false;
     site
