@@ -231,6 +231,7 @@ class Model:
 class ClusterBesideModel(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
+        self.clock_ns = 0
         self.native = splitcore.Cluster(
             requests_max=REQUESTS_MAX, attempts_max=ATTEMPTS_MAX, prompt_pending_tokens_max=PENDING_MAX
         )
@@ -392,7 +393,9 @@ class ClusterBesideModel(RuleBasedStateMachine):
     def lose_one(self, at):
         if at < len(self.names) and self.model.machines[at].state != "lost":
             placed, parked, failed = self.model.lose(at)
-            recovery = self.native.lose_machine(self.names[at], now_ns=0)
+            # Each loss at a time of its own: machines that die at the same instant cost one fault.
+            self.clock_ns += 1
+            recovery = self.native.lose_machine(self.names[at], now_ns=self.clock_ns)
             assert recovery.placed == [id_ for id_, _ in placed]
             assert (recovery.parked, recovery.failed) == (parked, failed)
             self.owed += placed
