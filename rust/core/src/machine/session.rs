@@ -50,6 +50,8 @@ impl Machine {
         }
         self.follow(epoch);
         self.orphaned_at = None;
+        // What was last reported may have been lost, or numbered by another Cluster: the next report is news.
+        self.last_report.seq = AssignmentSeq(u64::MAX);
         Applied::Yes
     }
 
