@@ -3,3 +3,4 @@
 //! world heals, and every accepted request must end.
 
 pub mod failures;
+pub mod world;

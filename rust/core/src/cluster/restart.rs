@@ -49,7 +49,10 @@ impl Cluster {
         if claim.key.attempt > known {
             self.acknowledged(slot, actions);
             self.give_up_legs(slot, actions);
-            let request = self.requests.get_mut(slot);
+        }
+        let request = self.requests.get_mut(slot);
+        if request.legs.iter().all(Option::is_none) {
+            // The attempt is what its machine says; that this Cluster may have counted as far says nothing of it.
             request.attempt = claim.key.attempt;
             let resumed = claim.work.terms.resumed_tokens;
             (request.resumed_from, request.delivered) = (resumed, request.delivered.max(resumed));

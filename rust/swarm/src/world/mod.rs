@@ -1,7 +1,7 @@
 //! A deterministic world around the core: one Cluster, n Machines, sessions, an engine and a transport that take
 //! time and fail. Everything random comes from one seed. After each event every invariant is recounted.
 
-#![allow(dead_code, reason = "each test file uses a part of it")]
+#![allow(missing_docs, unreachable_pub, clippy::pedantic, reason = "it grows into a documented one next")]
 #![allow(clippy::unwrap_used, reason = "a helper of tests: what is missing fails them")]
 
 mod actors;
@@ -17,8 +17,7 @@ use splitcore_core::leg::{Command, LegState, Notice, Peer};
 use splitcore_core::machine::Machine;
 use splitcore_core::time::Time;
 
-#[allow(unused_imports, reason = "each test file uses a part of it")]
-pub(crate) use setup::{Client, Fault, MachineSetup, Setup};
+pub use setup::{Client, Fault, MachineSetup, Setup};
 
 /// A nanosecond a prompt token, and twenty a decode.
 fn costs() -> CostTable {
@@ -34,10 +33,10 @@ fn costs() -> CostTable {
 
 /// splitmix64.
 #[derive(Debug, Clone)]
-pub(crate) struct Rng(pub(crate) u64);
+pub struct Rng(pub(crate) u64);
 
 impl Rng {
-    pub(crate) fn draw(&mut self) -> u64 {
+    pub fn draw(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut word = self.0;
         word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -46,27 +45,27 @@ impl Rng {
     }
 
     /// Below `bound`, or 0.
-    pub(crate) fn below(&mut self, bound: u64) -> u64 {
+    pub fn below(&mut self, bound: u64) -> u64 {
         if bound == 0 { 0 } else { self.draw() % bound }
     }
 
     /// Within `low..=high`.
-    pub(crate) fn within(&mut self, low: u64, high: u64) -> u64 {
+    pub fn within(&mut self, low: u64, high: u64) -> u64 {
         low + self.below(high - low + 1)
     }
 
-    pub(crate) fn chance(&mut self, permille: u64) -> bool {
+    pub fn chance(&mut self, permille: u64) -> bool {
         self.below(1000) < permille
     }
 
-    pub(crate) fn pick<T: Copy>(&mut self, of: &[T]) -> T {
+    pub fn pick<T: Copy>(&mut self, of: &[T]) -> T {
         of[self.below(of.len() as u64) as usize]
     }
 }
 
 /// Who talks: the Cluster, or a machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Node {
+pub enum Node {
     Cluster,
     Machine(MachineId),
 }
@@ -122,25 +121,25 @@ struct Submitted {
 }
 
 /// One line of the record: when, who, and what it wanted done.
-pub(crate) type Line = (u64, Node, String);
+pub type Line = (u64, Node, String);
 
 /// What a run leaves behind.
 #[derive(Debug, Default)]
-pub(crate) struct Outcomes {
-    pub(crate) finished: u32,
-    pub(crate) cancelled: u32,
-    pub(crate) failed: u32,
-    pub(crate) rejected: u32,
-    pub(crate) triples: BTreeSet<LegState>,
-    pub(crate) lines: Vec<Line>,
+pub struct Outcomes {
+    pub finished: u32,
+    pub cancelled: u32,
+    pub failed: u32,
+    pub rejected: u32,
+    pub triples: BTreeSet<LegState>,
+    pub lines: Vec<Line>,
     /// Position in `lines` at which the engine first said that a request had ended.
-    pub(crate) ended_at: BTreeMap<usize, usize>,
-    pub(crate) cluster: splitcore_core::cluster::ClusterCounters,
-    pub(crate) evicted: u64,
-    pub(crate) events: u64,
+    pub ended_at: BTreeMap<usize, usize>,
+    pub cluster: splitcore_core::cluster::ClusterCounters,
+    pub evicted: u64,
+    pub events: u64,
 }
 
-pub(crate) struct World {
+pub struct World {
     setup: Setup,
     rng: Rng,
     now: u64,
@@ -163,12 +162,12 @@ pub(crate) struct World {
     since_end: u64,
     /// Print every event: `WORLD_TRACE=1`, with one seed.
     trace: bool,
-    pub(crate) record: bool,
-    pub(crate) out: Outcomes,
+    pub record: bool,
+    pub out: Outcomes,
 }
 
 impl World {
-    pub(crate) fn new(setup: Setup) -> Self {
+    pub fn new(setup: Setup) -> Self {
         let cluster = Cluster::new(setup.cluster).unwrap();
         let mut world = Self {
             rng: Rng(setup.seed ^ 0x5eed),
@@ -211,7 +210,7 @@ impl World {
     }
 
     /// Runs to the end and checks that nothing is left.
-    pub(crate) fn run(mut self) -> Outcomes {
+    pub fn run(mut self) -> Outcomes {
         while self.step() {
             self.check();
             self.out.events += 1;

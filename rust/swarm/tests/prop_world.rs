@@ -1,10 +1,8 @@
 //! The whole core in a random world: whatever happens, every accepted request ends once, with its tokens, and
 //! nothing is left over.
 
-mod world;
-
 use proptest::prelude::*;
-use world::{Setup, World};
+use splitcore_swarm::world::{Setup, World};
 
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]

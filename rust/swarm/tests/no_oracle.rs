@@ -1,9 +1,7 @@
 //! No oracle: only the engine reveals an end. Requests that end later, and how much later, change no earlier action.
 
-mod world;
-
 use proptest::prelude::*;
-use world::{Outcomes, Setup, World};
+use splitcore_swarm::world::{Outcomes, Setup, World};
 
 fn recorded(setup: Setup) -> Outcomes {
     let mut world = World::new(setup);

@@ -1,12 +1,10 @@
 //! Every triple of a leg's states: which are legal, and which of those the random worlds reach.
 
-mod world;
-
 use std::collections::BTreeSet;
 use std::fmt::Write;
 
 use splitcore_core::leg::{Compute, Inbound, LegState, Outbound};
-use world::{Setup, World};
+use splitcore_swarm::world::{Setup, World};
 
 const COMPUTES: [Compute; 7] = [
     Compute::Waiting,

@@ -8,57 +8,57 @@ use splitcore_core::event::{Link, Role, Slo};
 use splitcore_core::placement::Reserve;
 
 #[derive(Debug, Clone)]
-pub(crate) struct Client {
-    pub(crate) id: u64,
-    pub(crate) at_ns: u64,
-    pub(crate) prompt_tokens: u32,
-    pub(crate) max_new_tokens: u32,
+pub struct Client {
+    pub id: u64,
+    pub at_ns: u64,
+    pub prompt_tokens: u32,
+    pub max_new_tokens: u32,
     /// Hidden from the core.
-    pub(crate) output_tokens: u32,
-    pub(crate) cancel_after_ns: Option<u64>,
+    pub output_tokens: u32,
+    pub cancel_after_ns: Option<u64>,
     /// The id comes again so long after it ended.
-    pub(crate) again_after_ns: Option<u64>,
-    pub(crate) class: u32,
-    pub(crate) priority: i32,
-    pub(crate) resumable: bool,
-    pub(crate) pin_token: Option<u32>,
+    pub again_after_ns: Option<u64>,
+    pub class: u32,
+    pub priority: i32,
+    pub resumable: bool,
+    pub pin_token: Option<u32>,
 }
 
 /// A loss (with the time until the machine is back), or a drain.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Fault {
-    pub(crate) at_ns: u64,
-    pub(crate) machine: u32,
-    pub(crate) loss_back_after_ns: Option<u64>,
+pub struct Fault {
+    pub at_ns: u64,
+    pub machine: u32,
+    pub loss_back_after_ns: Option<u64>,
 }
 
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct MachineSetup {
-    pub(crate) role: Role,
-    pub(crate) config: MachineConfig,
-    pub(crate) weight: u32,
-    pub(crate) link: Option<Link>,
+pub struct MachineSetup {
+    pub role: Role,
+    pub config: MachineConfig,
+    pub weight: u32,
+    pub link: Option<Link>,
 }
 
 #[derive(Debug, Clone)]
-pub(crate) struct Setup {
-    pub(crate) seed: u64,
-    pub(crate) cluster: ClusterConfig,
-    pub(crate) machines: Vec<MachineSetup>,
-    pub(crate) clients: Vec<Client>,
-    pub(crate) faults: Vec<Fault>,
-    pub(crate) delay_ns: (u64, u64),
-    pub(crate) pass_ns: (u64, u64),
-    pub(crate) transfer_ns: (u64, u64),
-    pub(crate) transfer_fails_permille: u64,
-    pub(crate) layers: u16,
+pub struct Setup {
+    pub seed: u64,
+    pub cluster: ClusterConfig,
+    pub machines: Vec<MachineSetup>,
+    pub clients: Vec<Client>,
+    pub faults: Vec<Fault>,
+    pub delay_ns: (u64, u64),
+    pub pass_ns: (u64, u64),
+    pub transfer_ns: (u64, u64),
+    pub transfer_fails_permille: u64,
+    pub layers: u16,
     /// Limits of the first classes.
-    pub(crate) slos: [Option<Slo>; 2],
+    pub slos: [Option<Slo>; 2],
 }
 
 impl Setup {
     /// A swarm: each seed turns a random subset of everything on.
-    pub(crate) fn random(seed: u64) -> Self {
+    pub fn random(seed: u64) -> Self {
         let mut rng = Rng(seed);
         let faulty = rng.chance(500);
         let block_tokens = rng.pick(&[1, 2, 4, 16]);
@@ -92,7 +92,7 @@ impl Setup {
 
 impl Setup {
     /// Long passes and transfers that overlap, most of them given up at some point, by messages of uneven speed.
-    pub(crate) fn interrupted(seed: u64) -> Self {
+    pub fn interrupted(seed: u64) -> Self {
         let mut setup = Self::random(seed);
         let mut rng = Rng(seed ^ 0x1a7e);
         setup.cluster.transfer = TransferRule::LayerWise;
