@@ -648,3 +648,14 @@ fn regression_a_leg_that_is_gone_is_not_asked_for_again_where_it_may_still_be_dr
     let actions = head.released(1, key(1), 99);
     assert_eq!(reserved_at(&actions), [1]);
 }
+
+#[test]
+fn regression_a_live_leg_that_its_machine_has_begun_to_drop_is_closed_once() {
+    let mut head = Head::new(ClusterConfig::default(), &PAIR);
+    head.place(1, 10, 10);
+    head.act(&ClusterEvent::Disconnect { machine: id(1) });
+    let dropped = claim(key(1), 0, destination(10), Held::Closing);
+    registers(&mut head, id(1), 1, report(2), vec![dropped]);
+    let actions = head.released(1, key(1), 99);
+    assert_eq!(reserved_at(&actions), [1]);
+}

@@ -321,7 +321,13 @@ impl Cluster {
         if managed && leg.booking.sent {
             entry.closing += 1;
             let seq = self.command(machine, None, Command::Abort { key }, actions);
-            self.closing.insert((key, machine.index), Closing { booking: leg.booking, seq });
+            let closing = Closing { booking: leg.booking, seq };
+            if let Some(before) = self.closing.insert((key, machine.index), closing) {
+                // The machine had begun to drop it of its own accord.
+                let entry = self.entry(machine.index);
+                entry.closing -= 1;
+                entry.free_kv(&before.booking);
+            }
         } else {
             entry.free_kv(&leg.booking);
         }

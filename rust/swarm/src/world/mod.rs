@@ -1,82 +1,48 @@
-//! A deterministic world around the core: one Cluster, n Machines, sessions, an engine and a transport that take
-//! time and fail. Everything random comes from one seed. After each event every invariant is recounted.
+//! A deterministic world around the core: Clusters, Machines and their drivers, sessions, engines, a transport and
+//! clients. Everything random comes from one seed. After each event every invariant is recounted.
+//!
+//! What the drivers do here is what the core may rely on: a session is in order and exactly once; one that breaks
+//! loses a suffix in each direction; the next begins with a registration; copies of old messages are dropped by the
+//! number of their session.
 
-#![allow(missing_docs, unreachable_pub, clippy::pedantic, reason = "it grows into a documented one next")]
-#![allow(clippy::unwrap_used, reason = "a helper of tests: what is missing fails them")]
-
-mod actors;
-mod setup;
+mod clients;
+mod contradictions;
+mod engine;
+mod failing;
+mod hosts;
+mod invariants;
+mod links;
+mod record;
+mod rest;
+mod transport;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::fmt::Write;
 
 use splitcore_core::cluster::Cluster;
-use splitcore_core::cost::{CostKnot, CostPoints, CostTable};
-use splitcore_core::event::{ClusterAction, ClusterEvent, Join, MachineAction, MachineEvent, Outcome};
-use splitcore_core::id::{AssignmentSeq, LegKey, MachineId, RequestId};
-use splitcore_core::leg::{Command, LegState, Notice, Peer};
+use splitcore_core::event::{ClusterEvent, Join, MachineEvent};
+use splitcore_core::id::{LegKey, MachineId};
+use splitcore_core::kv::BlockId;
 use splitcore_core::machine::Machine;
 use splitcore_core::time::Time;
 
-pub use setup::{Client, Fault, MachineSetup, Setup};
+use crate::rng::Rng;
+use crate::setup::Setup;
+use clients::Submitted;
+use engine::Context;
+use hosts::Host;
+use links::Message;
+use record::Digest;
+pub use record::{Counters, Line, Outcomes, Tail};
+use transport::Transfer;
 
-/// A nanosecond a prompt token, and twenty a decode.
-fn costs() -> CostTable {
-    let knots = |points: [(u32, u64); 2]| points.map(|(at, ns)| CostKnot { at, ns }).to_vec();
-    CostTable::new(CostPoints {
-        prefill: knots([(0, 0), (100, 100)]),
-        decode: knots([(0, 0), (10, 200)]),
-        context_ns_per_1024_tokens: 1000,
-        pass_tokens_max: 100,
-    })
-    .unwrap()
-}
-
-/// splitmix64.
-#[derive(Debug, Clone)]
-pub struct Rng(pub(crate) u64);
-
-impl Rng {
-    pub fn draw(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut word = self.0;
-        word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        word ^ (word >> 31)
-    }
-
-    /// Below `bound`, or 0.
-    pub fn below(&mut self, bound: u64) -> u64 {
-        if bound == 0 { 0 } else { self.draw() % bound }
-    }
-
-    /// Within `low..=high`.
-    pub fn within(&mut self, low: u64, high: u64) -> u64 {
-        low + self.below(high - low + 1)
-    }
-
-    pub fn chance(&mut self, permille: u64) -> bool {
-        self.below(1000) < permille
-    }
-
-    pub fn pick<T: Copy>(&mut self, of: &[T]) -> T {
-        of[self.below(of.len() as u64) as usize]
-    }
-}
-
-/// Who talks: the Cluster, or a machine.
+/// Who talks: a Cluster (the first, its successor, ...), or a machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Node {
-    Cluster,
+    /// The Cluster of this number.
+    Cluster(usize),
+    /// A machine.
     Machine(MachineId),
-}
-
-/// What a session carries. The last item of a broken one is the loss.
-#[derive(Debug, Clone)]
-enum Message {
-    Command(AssignmentSeq, Command),
-    Notice(Notice),
-    Peer(Peer),
-    Lost,
 }
 
 /// What happens next.
@@ -84,143 +50,171 @@ enum Message {
 enum Event {
     Arrive(usize),
     Cancel(usize),
-    Fault(usize),
-    Rejoin { index: u32 },
-    Deliver(Node, Node),
-    PassDone { machine: MachineId, pass: u64 },
-    Layers { transfer: u64, layers: u16 },
-    LocalDone { transfer: u64 },
-    TransferFails { transfer: u64 },
-    Fenced { transfer: u64 },
-    PeerLost { at: MachineId, lost: MachineId },
+    /// The next incarnation of a machine starts.
+    Start {
+        index: u32,
+    },
+    Deliver(Node, Node, u64),
+    /// A side finds that a session is broken.
+    Notice(Node, u64),
+    /// A session is broken from outside.
+    Break(u64),
+    /// A machine looks for a Cluster.
+    Seek(MachineId),
+    HostStarts,
+    HostDies(usize),
+    /// A drained machine goes.
+    Leave(MachineId),
+    PassDone {
+        machine: MachineId,
+        pass: u64,
+    },
+    Layers {
+        transfer: u64,
+        layers: u16,
+    },
+    LocalDone {
+        transfer: u64,
+    },
+    TransferFails {
+        transfer: u64,
+    },
+    Fenced {
+        transfer: u64,
+    },
+    PeerLost {
+        at: MachineId,
+        lost: MachineId,
+    },
 }
 
-/// Bytes on their way.
-#[allow(clippy::struct_excessive_bools, reason = "independent facts, each set by another event")]
-#[derive(Debug, Clone)]
-struct Transfer {
-    key: LegKey,
-    from: MachineId,
-    to: MachineId,
-    /// It may still write at the destination.
-    writes: bool,
-    /// It may still read at the source.
-    reads: bool,
-    /// The source has heard that it is read.
-    told: bool,
-    stopped: bool,
-}
-
-/// What the engine and the gateway know of a submitted request.
-#[derive(Debug, Clone)]
-struct Submitted {
-    client: Client,
-    accepted: bool,
-    delivered: u32,
-    ended: Option<Outcome>,
-}
-
-/// One line of the record: when, who, and what it wanted done.
-pub type Line = (u64, Node, String);
-
-/// What a run leaves behind.
+/// A place for a machine, and the driver of the one that is there.
 #[derive(Debug, Default)]
-pub struct Outcomes {
-    pub finished: u32,
-    pub cancelled: u32,
-    pub failed: u32,
-    pub rejected: u32,
-    pub triples: BTreeSet<LegState>,
-    pub lines: Vec<Line>,
-    /// Position in `lines` at which the engine first said that a request had ended.
-    pub ended_at: BTreeMap<usize, usize>,
-    pub cluster: splitcore_core::cluster::ClusterCounters,
-    pub evicted: u64,
-    pub events: u64,
+struct Place {
+    incarnation: u32,
+    machine: Option<Machine>,
+    /// Its session with a Cluster, while it thinks that there is one.
+    session: Option<u64>,
+    /// When it asks for its next session; drawn if nobody says.
+    seeks_after_ns: Option<u64>,
+    /// Since when it has been without one.
+    orphaned_at: Option<u64>,
+    paused_until: u64,
+    /// An operator wants it to go.
+    leaves: Option<u64>,
+    /// It has asked for a session before.
+    greeted: bool,
+    /// What its engine knows of each leg.
+    contexts: BTreeMap<LegKey, Context>,
 }
 
+/// The world. See the module.
 pub struct World {
     setup: Setup,
     rng: Rng,
     now: u64,
-    cluster: Cluster,
-    machines: Vec<Option<Machine>>,
-    incarnations: Vec<u32>,
-    sessions: BTreeMap<(Node, Node), VecDeque<Message>>,
+    hosts: Vec<Host>,
+    /// The Cluster that clients and machines find now.
+    serving: Option<usize>,
+    places: Vec<Place>,
+    wires: BTreeMap<(Node, Node, u64), VecDeque<Message>>,
+    /// Sessions between machines and Clusters, from 1 on; 0 stands for the session of two machines.
+    sessions: Vec<(MachineId, usize)>,
+    broken: BTreeSet<u64>,
+    /// Machines that do not know yet that what they say to another is lost.
+    void: BTreeSet<(MachineId, MachineId)>,
     queue: BTreeMap<(u64, u64, u64), Event>,
     queued: u64,
     submitted: Vec<Submitted>,
-    live: BTreeMap<RequestId, usize>,
-    owners: BTreeMap<LegKey, usize>,
-    /// Index of the next token of a leg on a machine.
-    next_token: BTreeMap<(MachineId, LegKey), u32>,
-    /// Legs that begin after a token their source sampled.
-    follows_token: BTreeSet<(MachineId, LegKey)>,
     transfers: BTreeMap<u64, Transfer>,
     transfers_made: u64,
-    draining: BTreeSet<MachineId>,
+    /// The blocks that were set aside with the last grant of a leg.
+    grants: BTreeMap<(MachineId, LegKey), Vec<BlockId>>,
+    next_fault: usize,
+    healed_at: Option<u64>,
+    /// What this event has changed, and is to be recounted.
+    touched: Vec<Node>,
     since_end: u64,
-    /// Print every event: `WORLD_TRACE=1`, with one seed.
-    trace: bool,
-    pub record: bool,
-    pub out: Outcomes,
+    digest: Digest,
+    tail: Option<(Tail, usize)>,
+    record: bool,
+    out: Outcomes,
 }
 
 impl World {
+    /// A world before its first event.
     pub fn new(setup: Setup) -> Self {
-        let cluster = Cluster::new(setup.cluster).unwrap();
         let mut world = Self {
             rng: Rng(setup.seed ^ 0x5eed),
             now: 0,
-            cluster,
-            machines: Vec::new(),
-            incarnations: Vec::new(),
-            sessions: BTreeMap::new(),
+            hosts: vec![Host::new(setup.cluster, setup.slos, 0)],
+            serving: Some(0),
+            places: Vec::new(),
+            wires: BTreeMap::new(),
+            sessions: Vec::new(),
+            broken: BTreeSet::new(),
+            void: BTreeSet::new(),
             queue: BTreeMap::new(),
             queued: 0,
             submitted: Vec::new(),
-            live: BTreeMap::new(),
-            owners: BTreeMap::new(),
-            next_token: BTreeMap::new(),
-            follows_token: BTreeSet::new(),
             transfers: BTreeMap::new(),
             transfers_made: 0,
-            draining: BTreeSet::new(),
+            grants: BTreeMap::new(),
+            next_fault: 0,
+            healed_at: None,
+            touched: Vec::new(),
             since_end: 0,
-            trace: std::env::var_os("WORLD_TRACE").is_some(),
+            digest: Digest::default(),
+            tail: None,
             record: false,
             out: Outcomes::default(),
             setup,
         };
-        world.set_slos();
-        for index in 0..world.setup.machines.len() as u32 {
-            world.incarnations.push(0);
-            world.machines.push(None);
-            world.join(index);
+        for index in 0..world.setup.machines.len() {
+            world.places.push(Place::default());
+            match world.setup.machines[index].starts_at_ns {
+                // Whoever joins takes the next free place; others register for theirs.
+                0 if world.hosts[0].cluster.machines_len() == index as u32 => {
+                    world.start_joined(index as u32);
+                }
+                at => world.push(at, Event::Start { index: index as u32 }),
+            }
         }
         for index in 0..world.setup.clients.len() {
             let client = world.setup.clients[index].clone();
             world.push(client.at_ns, Event::Arrive(index));
-            world.submitted.push(Submitted { client, accepted: false, delivered: 0, ended: None });
-        }
-        for index in 0..world.setup.faults.len() {
-            world.push(world.setup.faults[index].at_ns, Event::Fault(index));
+            world.submitted.push(Submitted::new(client));
         }
         world
     }
 
+    /// Keeps every action as text.
+    #[must_use]
+    pub fn recording(mut self) -> Self {
+        self.record = true;
+        self
+    }
+
+    /// Keeps so many of the last events as text.
+    #[must_use]
+    pub fn with_tail(mut self, tail: Tail, lines: usize) -> Self {
+        self.tail = Some((tail, lines));
+        self
+    }
+
     /// Runs to the end and checks that nothing is left.
+    ///
+    /// # Panics
+    /// With the first invariant that does not hold.
     pub fn run(mut self) -> Outcomes {
         while self.step() {
             self.check();
             self.out.events += 1;
             self.since_end += 1;
-            assert!(self.since_end < 200_000, "nothing ends any more\n{}", self.stuck());
+            self.watch();
         }
         self.check_rest();
-        self.out.cluster = self.cluster.counters();
-        self.out.evicted +=
-            self.machines.iter().flatten().map(|machine| machine.counters().evicted).sum::<u64>();
+        self.out.digest = self.digest.value();
         self.out
     }
 
@@ -232,317 +226,232 @@ impl World {
     }
 
     fn step(&mut self) -> bool {
+        if self.healed_at.is_none() {
+            let due = |world: &Self| {
+                let fault = world.setup.faults.get(world.next_fault);
+                fault.copied().filter(|fault| fault.at_event <= world.out.events)
+            };
+            if let Some(fault) = due(self) {
+                self.next_fault += 1;
+                self.strike(fault.kind);
+                return true;
+            }
+            if self.out.events >= self.setup.heals_at_event {
+                self.heal();
+                return true;
+            }
+            self.contradict();
+        }
         let due = self.deadline();
         let next = self.queue.first_key_value().map(|(&key, _)| key);
         match (due, next) {
-            (None, None) => false,
+            (None, None) if self.healed_at.is_none() => self.heal(),
+            (None, None) => return false,
             (Some((at, node)), None) => self.tick(at, node),
             (Some((at, node)), Some((time, tie, _))) if at < time || (at == time && tie & 1 == 0) => {
-                self.tick(at, node)
+                self.tick(at, node);
             }
             (_, Some(key)) => {
                 self.now = key.0;
-                let event = self.queue.remove(&key).unwrap();
-                self.happen(&event);
-                true
+                if let Some(event) = self.queue.remove(&key) {
+                    self.happen(event);
+                }
             }
         }
+        true
     }
 
     fn deadline(&self) -> Option<(u64, Node)> {
-        let machines = self.machines.iter().flatten();
-        let machines =
-            machines.filter_map(|machine| Some((machine.next_deadline()?, Node::Machine(machine.id()))));
-        let cluster = self.cluster.next_deadline().map(|due| (due, Node::Cluster));
-        cluster.into_iter().chain(machines).min().map(|(due, node)| (due.as_ns().max(self.now), node))
+        let due = |place: &Place| {
+            let machine = place.machine.as_ref()?;
+            let due = machine.next_deadline()?.as_ns().max(place.paused_until);
+            Some((due, Node::Machine(machine.id())))
+        };
+        let hosts = self.hosts.iter().enumerate().filter(|(_, host)| host.alive);
+        let hosts =
+            hosts.filter_map(|(at, host)| Some((host.cluster.next_deadline()?.as_ns(), Node::Cluster(at))));
+        let first = self.places.iter().filter_map(due).chain(hosts).min();
+        first.map(|(due, node)| (due.max(self.now), node))
     }
 
-    fn tick(&mut self, at: u64, node: Node) -> bool {
+    fn tick(&mut self, at: u64, node: Node) {
         self.now = at;
-        match node {
-            Node::Cluster => self.tell_cluster(&ClusterEvent::Tick),
-            Node::Machine(id) => self.tell_machine(id, &MachineEvent::Tick),
-        }
+        self.note(|| format!("{node:?} ticks"));
         let again = match node {
-            Node::Cluster => self.cluster.next_deadline(),
-            Node::Machine(id) => self.machine(id).and_then(Machine::next_deadline),
+            Node::Cluster(host) => {
+                self.tell_cluster(host, &ClusterEvent::Tick);
+                self.hosts[host].cluster.next_deadline()
+            }
+            Node::Machine(id) => {
+                self.tell_machine(id, &MachineEvent::Tick);
+                self.machine(id).and_then(Machine::next_deadline)
+            }
         };
         assert!(
             again.is_none_or(|due| due.as_ns() > at),
             "a tick of {node:?} at {at} leaves its deadline due"
         );
-        true
     }
 
-    fn happen(&mut self, event: &Event) {
-        if self.trace {
-            let message = match *event {
-                Event::Deliver(from, to) => {
-                    format!("{:?}", self.sessions.get(&(from, to)).and_then(VecDeque::front))
-                }
-                _ => String::new(),
-            };
-            eprintln!("{} {event:?} {message}", self.now);
+    /// The machine that an event happens to.
+    fn target(&self, event: &Event) -> Option<MachineId> {
+        let transfer = |number: &u64| self.transfers.get(number);
+        match event {
+            Event::Deliver(_, Node::Machine(id), _)
+            | Event::Notice(Node::Machine(id), _)
+            | Event::Seek(id)
+            | Event::Leave(id)
+            | Event::PassDone { machine: id, .. }
+            | Event::PeerLost { at: id, .. } => Some(*id),
+            Event::Layers { transfer: number, .. } => transfer(number).map(|transfer| transfer.to),
+            Event::LocalDone { transfer: number }
+            | Event::TransferFails { transfer: number }
+            | Event::Fenced { transfer: number } => transfer(number).map(|transfer| transfer.from),
+            _ => None,
         }
-        match *event {
+    }
+
+    fn happen(&mut self, event: Event) {
+        // What happens to a machine that stands still happens when it goes on.
+        if let Some(id) = self.target(&event).filter(|&id| self.machine(id).is_some()) {
+            let until = self.places[id.index as usize].paused_until;
+            if until > self.now {
+                return self.push(until, event);
+            }
+        }
+        self.note_event(&event);
+        match event {
             Event::Arrive(index) => self.arrive(index),
             Event::Cancel(index) => self.cancel(index),
-            Event::Fault(index) => self.fault(index),
-            Event::Rejoin { index } => self.join(index),
-            Event::Deliver(from, to) => self.deliver(from, to),
+            Event::Start { index } => self.start(index),
+            Event::Deliver(from, to, session) => self.deliver(from, to, session),
+            Event::Notice(node, session) => self.notice_break(node, session),
+            Event::Break(session) => self.break_session(session),
+            Event::Seek(id) => self.seek(id),
+            Event::HostStarts => self.start_host(),
+            Event::HostDies(host) => self.host_dies(host),
+            Event::Leave(id) => self.leave(id),
             Event::PassDone { machine, pass } => self.pass_done(machine, pass),
             Event::Layers { transfer, layers } => self.layers(transfer, layers),
             Event::LocalDone { transfer } => self.local_done(transfer),
             Event::TransferFails { transfer } => self.transfer_fails(transfer),
             Event::Fenced { transfer } => self.transfer_fenced(transfer),
-            Event::PeerLost { at, lost } => self.tell_machine(at, &MachineEvent::PeerLost { machine: lost }),
+            Event::PeerLost { at, lost } => self.peer_lost(at, lost),
         }
     }
 
     fn machine(&self, id: MachineId) -> Option<&Machine> {
-        self.machines[id.index as usize].as_ref().filter(|machine| machine.id() == id)
+        self.places[id.index as usize].machine.as_ref().filter(|machine| machine.id() == id)
     }
 
-    fn is_live(&self, node: Node) -> bool {
-        match node {
-            Node::Cluster => true,
-            Node::Machine(id) => self.machine(id).is_some(),
+    /// The driver of a live machine.
+    fn place(&mut self, id: MachineId) -> Option<&mut Place> {
+        let place = &mut self.places[id.index as usize];
+        place.machine.as_ref().is_some_and(|machine| machine.id() == id).then_some(place)
+    }
+
+    fn machine_ids(&self) -> Vec<MachineId> {
+        self.places.iter().filter_map(|place| Some(place.machine.as_ref()?.id())).collect()
+    }
+
+    /// A first incarnation that is in its pool before anything happens.
+    fn start_joined(&mut self, index: u32) {
+        let id = self.incarnate(index);
+        self.sessions.push((id, 0));
+        let session = self.sessions.len() as u64;
+        self.places[index as usize].session = Some(session);
+        self.places[index as usize].greeted = true;
+        self.hosts[0].sessions.insert(id, session);
+        let join = self.join_of(id);
+        self.tell_cluster(0, &ClusterEvent::Join(join));
+    }
+
+    /// The next incarnation of a place that is empty.
+    fn start(&mut self, index: u32) {
+        if self.places[index as usize].machine.is_none() {
+            let id = self.incarnate(index);
+            self.seek(id);
         }
     }
 
-    fn join(&mut self, index: u32) {
-        let place = index as usize;
-        if self.machines[place].is_some() {
-            return;
-        }
-        self.incarnations[place] += 1;
-        let id = MachineId { index, incarnation: self.incarnations[place] };
-        let setup = self.setup.machines[place];
-        let machine = Machine::new(id, setup.config).unwrap();
-        let kv_capacity_tokens = machine.config().capacity_tokens();
-        self.machines[place] = Some(machine);
-        let join = Join {
+    fn incarnate(&mut self, index: u32) -> MachineId {
+        let place = &mut self.places[index as usize];
+        let id = MachineId { index, incarnation: place.incarnation + 1 };
+        let config = self.setup.machines[index as usize].config;
+        let machine = match Machine::new(id, config) {
+            Ok(machine) => machine,
+            Err(error) => panic!("{error}"),
+        };
+        *place = Place { incarnation: id.incarnation, machine: Some(machine), ..Place::default() };
+        id
+    }
+
+    fn join_of(&self, id: MachineId) -> Join {
+        let setup = &self.setup.machines[id.index as usize];
+        Join {
             machine: id,
             role: setup.role,
-            kv_capacity_tokens,
+            kv_capacity_tokens: setup.config.capacity_tokens(),
             speed_weight: setup.weight,
             link: setup.link,
-            costs: Some(costs()),
-        };
-        self.tell_cluster(&ClusterEvent::Join(join));
-    }
-
-    /// Limits that some arrivals break.
-    fn set_slos(&mut self) {
-        for (class, slo) in self.setup.slos.into_iter().enumerate() {
-            self.tell_cluster(&ClusterEvent::SetSlo { class: class as u32, slo });
+            costs: setup.costs.clone(),
         }
     }
 
-    fn tell_cluster(&mut self, event: &ClusterEvent) {
+    fn tell_cluster(&mut self, host: usize, event: &ClusterEvent) {
         let mut actions = Vec::new();
-        let before = format!("{:?}", self.cluster.counters());
-        let applied = self.cluster.handle(Time::from_ns(self.now), event, &mut actions);
-        assert!(applied.is_ok(), "cluster at {}: {event:?}: {applied:?} (before: {before})", self.now);
-        if self.record {
-            for action in &actions {
-                self.out.lines.push((self.now, Node::Cluster, format!("{action:?}")));
-            }
-        }
-        for action in actions {
-            self.cluster_acts(action);
-        }
+        let cluster: &mut Cluster = &mut self.hosts[host].cluster;
+        let result = cluster.handle(Time::from_ns(self.now), event, &mut actions);
+        assert!(result.is_ok(), "cluster {host} at {}: {event:?}: {result:?}", self.now);
+        self.cluster_acts(host, event, actions);
     }
 
     fn tell_machine(&mut self, id: MachineId, event: &MachineEvent) {
-        let Some(machine) = self.machines[id.index as usize].as_mut().filter(|machine| machine.id() == id)
-        else {
-            return;
-        };
+        let now = Time::from_ns(self.now);
+        let Some(machine) = self.place(id).and_then(|place| place.machine.as_mut()) else { return };
         let mut actions = Vec::new();
-        let applied = machine.handle(Time::from_ns(self.now), event, &mut actions);
-        assert!(applied.is_ok(), "machine {id:?} at {}: {event:?}: {applied:?}", self.now);
-        if self.record {
-            for action in &actions {
-                self.out.lines.push((self.now, Node::Machine(id), format!("{action:?}")));
-            }
+        let result = machine.handle(now, event, &mut actions);
+        assert!(result.is_ok(), "machine {id:?} at {now:?}: {event:?}: {result:?}");
+        self.touched.push(Node::Machine(id));
+        for action in &actions {
+            self.log(Node::Machine(id), action);
         }
         for action in actions {
             self.machine_acts(id, action);
         }
     }
 
-    fn cluster_acts(&mut self, action: ClusterAction) {
-        match action {
-            ClusterAction::Placed(placement) => {
-                let key = LegKey { request: placement.request, attempt: placement.attempt };
-                for machine in self.machines.iter().flatten() {
-                    assert!(
-                        machine.leg(key).is_none(),
-                        "{key:?} is placed while machine {:?} holds it",
-                        machine.id()
-                    );
-                }
-                self.owners.insert(key, self.live[&placement.request]);
+    /// An action goes into the digest, and into the record if one is kept.
+    fn log(&mut self, node: Node, action: &impl std::fmt::Debug) {
+        let now = self.now;
+        let _ = write!(self.digest, "{now} {node:?} {action:?}");
+        if self.record {
+            self.out.lines.push((now, node, format!("{action:?}")));
+        }
+        self.note(|| format!("    {node:?} wants {action:?}"));
+    }
+
+    fn note(&mut self, text: impl FnOnce() -> String) {
+        if let Some((tail, lines)) = &self.tail {
+            let mut tail = tail.borrow_mut();
+            if tail.len() >= *lines {
+                tail.pop_front();
             }
-            ClusterAction::Rejected { request, .. } => {
-                let index = self.live.remove(&request).unwrap();
-                assert!(!self.submitted[index].accepted, "accepted request {request:?} was rejected");
-                self.out.rejected += 1;
-                self.since_end = 0;
-            }
-            ClusterAction::Parked { .. } | ClusterAction::Moved { .. } | ClusterAction::Registered { .. } => {
-            }
-            ClusterAction::Command { to, seq, command } => {
-                self.send(Node::Cluster, Node::Machine(to), Message::Command(seq, command));
-            }
-            ClusterAction::Ended { request, outcome } => self.ended(request, outcome),
-            ClusterAction::Drained { machine } => {
-                assert!(self.draining.remove(&machine), "{machine:?} drained twice or unasked");
-                if let Some(machine) = self.machine(machine) {
-                    assert!(machine.is_idle(), "{machine:?} drained and not idle");
-                }
-            }
+            tail.push_back(format!("{:>9} {}", self.now, text()));
         }
     }
 
-    fn ended(&mut self, request: RequestId, outcome: Outcome) {
-        self.since_end = 0;
-        let index = self.live.remove(&request).unwrap_or_else(|| panic!("{request:?} ended twice"));
-        let submitted = &mut self.submitted[index];
-        assert!(submitted.ended.is_none() && submitted.accepted, "{request:?} ended twice");
-        submitted.ended = Some(outcome);
-        match outcome {
-            Outcome::Finished => {
-                self.out.finished += 1;
-                let (got, want) = (submitted.delivered, submitted.client.output_tokens);
-                assert_eq!(got, want, "{request:?} finished with the wrong number of tokens");
-            }
-            Outcome::Cancelled => self.out.cancelled += 1,
-            Outcome::AttemptsMax | Outcome::NotResumable | Outcome::Expired => self.out.failed += 1,
-        }
-        if let Some(again) = self.submitted[index].client.again_after_ns {
-            // The same id comes again.
-            let mut client = self.submitted[index].client.clone();
-            client.again_after_ns = None;
-            client.cancel_after_ns = None;
-            client.at_ns = self.now + again;
-            self.push(client.at_ns, Event::Arrive(self.submitted.len()));
-            self.submitted.push(Submitted { client, accepted: false, delivered: 0, ended: None });
-        }
-    }
-
-    fn machine_acts(&mut self, id: MachineId, action: MachineAction) {
-        match action {
-            MachineAction::Notify { notice } => {
-                self.send(Node::Machine(id), Node::Cluster, Message::Notice(notice));
-            }
-            MachineAction::Peer { to, message } => {
-                self.send(Node::Machine(id), Node::Machine(to), Message::Peer(message));
-            }
-            MachineAction::Run { pass } => self.run_pass(id, pass),
-            MachineAction::Put(put) => self.put(id, put, None),
-            MachineAction::StopPut { key } => self.stop_put(id, key),
-            MachineAction::Resend { .. } => {}
-        }
-    }
-
-    fn send(&mut self, from: Node, to: Node, message: Message) {
-        if !self.is_live(to) {
-            // The driver of a machine finds that nobody answers under that incarnation.
-            if let (Node::Machine(at), Node::Machine(lost)) = (from, to) {
-                let when = self.now + self.delay();
-                self.push(when, Event::PeerLost { at, lost });
-            }
+    fn note_event(&mut self, event: &Event) {
+        if self.tail.is_none() {
             return;
         }
-        self.sessions.entry((from, to)).or_default().push_back(message);
-        let when = self.now + self.delay();
-        self.push(when, Event::Deliver(from, to));
-    }
-
-    fn delay(&mut self) -> u64 {
-        let (low, high) = self.setup.delay_ns;
-        self.rng.within(low, high)
-    }
-
-    fn deliver(&mut self, from: Node, to: Node) {
-        let Some(message) = self.sessions.get_mut(&(from, to)).and_then(VecDeque::pop_front) else { return };
-        match (message, from, to) {
-            (Message::Command(seq, command), _, Node::Machine(id)) => {
-                self.learn(id, &command);
-                self.tell_machine(
-                    id,
-                    &MachineEvent::Command { epoch: splitcore_core::id::Epoch(1), seq, command },
-                );
+        let message = match *event {
+            Event::Deliver(from, to, session) => {
+                let first = self.wires.get(&(from, to, session)).and_then(VecDeque::front);
+                first.map_or(String::new(), |message| format!(" {message:?}"))
             }
-            (Message::Notice(notice), Node::Machine(from), _) => {
-                self.tell_cluster(&ClusterEvent::Notice { from, notice });
-            }
-            (Message::Peer(message), Node::Machine(from), Node::Machine(id)) => {
-                self.tell_machine(id, &MachineEvent::Peer { from, message });
-            }
-            (Message::Lost, Node::Machine(lost), Node::Machine(id)) => {
-                self.tell_machine(id, &MachineEvent::PeerLost { machine: lost });
-            }
-            (Message::Lost, Node::Machine(machine), Node::Cluster) => {
-                self.draining.remove(&machine);
-                self.tell_cluster(&ClusterEvent::Lose { machine });
-            }
-            (message, from, to) => panic!("{message:?} from {from:?} to {to:?}"),
-        }
-    }
-
-    fn check(&mut self) {
-        self.cluster.check().unwrap_or_else(|fault| panic!("cluster at {}: {fault}", self.now));
-        for machine in self.machines.iter().flatten() {
-            machine
-                .check()
-                .unwrap_or_else(|fault| panic!("machine {:?} at {}: {fault}", machine.id(), self.now));
-            for key in machine.leg_keys() {
-                self.out.triples.insert(machine.leg(key).unwrap().0);
-            }
-        }
-        self.transfers.retain(|_, at| at.writes || at.reads || !at.told || at.stopped);
-        for transfer in self.transfers.values() {
-            let holds = |id| self.machine(id).is_none_or(|machine| machine.leg(transfer.key).is_some());
-            assert!(!transfer.writes || holds(transfer.to), "{transfer:?} writes freed blocks");
-            assert!(!transfer.reads || holds(transfer.from), "{transfer:?} reads freed blocks");
-        }
-    }
-
-    fn check_rest(&mut self) {
-        for submitted in self.submitted.iter().filter(|submitted| submitted.accepted) {
-            assert!(submitted.ended.is_some(), "never ended: {submitted:?}\n{}", self.stuck());
-        }
-        assert_eq!((self.cluster.live_requests(), self.cluster.parked_requests()), (0, 0));
-        assert!(self.draining.is_empty(), "never drained: {:?}", self.draining);
-        let books = format!("{:?}", self.cluster);
-        for empty in ["closing: {}", "unreserved: {}", "parked_by_class: {}", "leases: {}"] {
-            assert!(books.contains(empty), "not empty at the end: {empty}\n{books}");
-        }
-        for machine in self.machines.iter().flatten() {
-            let id = machine.id();
-            assert!(machine.is_idle(), "{id:?} is not idle\n{}", self.stuck());
-            assert_eq!(machine.pool().free(), machine.pool().total(), "{id:?} keeps blocks");
-            assert_eq!(machine.report().kv_tokens, 0, "{id:?} keeps tokens");
-            let state = format!("{machine:?}");
-            for empty in ["early_grants: {}", " granted: 0,", " sending: 0,", "sitting_out: 0,"] {
-                assert!(state.contains(empty), "{id:?} not empty at the end: {empty}\n{state}");
-            }
-            let load = self.cluster.load(id.index).unwrap();
-            let left = (load.booked, load.legs, load.kv_tokens, load.prompt_pending_tokens);
-            assert_eq!(left, (0, 0, 0, 0), "{id:?} keeps load");
-        }
-    }
-
-    fn stuck(&self) -> String {
-        use std::fmt::Write;
-        let mut text = format!("now {} cluster {:?}\n", self.now, self.cluster);
-        for machine in self.machines.iter().flatten() {
-            let _ = writeln!(text, "\n{machine:?}");
-        }
-        let _ = writeln!(text, "\ntransfers {:?}\nqueue {:?}", self.transfers, self.queue.len());
-        text
+            _ => String::new(),
+        };
+        self.note(|| format!("{event:?}{message}"));
     }
 }
