@@ -659,3 +659,15 @@ fn regression_a_live_leg_that_its_machine_has_begun_to_drop_is_closed_once() {
     let actions = head.released(1, key(1), 99);
     assert_eq!(reserved_at(&actions), [1]);
 }
+
+#[test]
+fn regression_a_leg_that_ends_between_keep_and_abort_is_kept_once() {
+    let mut bench = Bench::new(100);
+    bench.compute(1, whole(4));
+    bench.command(Command::Keep { key: key(1), order: Order(1), work: whole(4) });
+    bench.pass(&[1]);
+    bench.abort(1);
+    assert_eq!(bench.machine.claims().len(), 1);
+    bench.command(Command::Release { key: key(1) });
+    assert_eq!(bench.machine.kept(), 0);
+}
