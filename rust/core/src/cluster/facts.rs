@@ -246,6 +246,7 @@ impl Cluster {
             return Applied::Yes;
         }
         match self.find_leg(from, key, |leg| !leg.booking.decodes) {
+            Some((slot, at)) if to.is_none() && self.is_managed() => self.dropped(slot, at, actions),
             Some((slot, 0)) => {
                 self.handed_over(slot, to, actions);
                 self.touch_lease(slot);

@@ -251,12 +251,24 @@ impl Cluster {
                     self.unreserved.remove(&waits);
                 }
             }
-            _ => {
-                self.leave(slot, at, actions);
-                self.fault(slot, actions);
-            }
+            _ => self.fault(slot, actions),
         }
         Applied::Yes
+    }
+
+    /// A machine has dropped a leg that we did not give up: it had been without a Cluster for too long.
+    pub(super) fn dropped(&mut self, slot: u32, at: usize, actions: &mut Vec<ClusterAction>) -> Applied {
+        match (at, self.requests.get(slot).legs) {
+            (0, [_, Some(next)]) if next.is_ready() => {
+                self.leave(slot, 0, actions);
+                Applied::Yes
+            }
+            (0, _) => {
+                self.fault(slot, actions);
+                Applied::Yes
+            }
+            _ => self.gone(slot, at, actions),
+        }
     }
 
     /// A machine cannot go on with a leg: it runs elsewhere, and that is no fault.
