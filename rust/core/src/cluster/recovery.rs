@@ -307,7 +307,7 @@ impl Cluster {
             return false;
         }
         let Some(first) = request.legs[0] else { return true };
-        let unreserved = second.machine.is_none() && first.state.compute == Compute::Held;
+        let unreserved = second.state.inbound == Inbound::Reserving && first.state.compute == Compute::Held;
         unreserved || first.machine.is_some_and(|id| is_past(self.machines[id.index as usize].went_on_at))
     }
 
