@@ -624,3 +624,14 @@ fn regression_a_live_leg_that_its_machine_has_begun_to_drop_is_closed_once() {
     let actions = head.released(1, key(1), 99);
     assert_eq!(reserved_at(&actions), [1]);
 }
+
+#[test]
+fn regression_a_grant_said_again_for_a_leg_that_is_gone_goes_with_what_landed() {
+    let mut bench = Bench::new(10);
+    // The session was new, so the destination granted again; meanwhile the leg was given up here.
+    bench.grant(id(1), 7);
+    bench.peer(id(1), Peer::Landed { key: key(7) });
+    bench.compute(7, source(4));
+    bench.send(7, id(1), Mode::Serialized);
+    assert_eq!(puts(&bench.pass(&[])), 0, "nobody has set blocks aside for it");
+}
