@@ -232,7 +232,7 @@ impl Head {
 }
 
 pub(crate) fn report(seq: u64) -> Report {
-    Report { seq: AssignmentSeq(seq), ..Report::default() }
+    Report { seq: AssignmentSeq(seq), free_blocks: 100, ..Report::default() }
 }
 
 pub(crate) fn placement(actions: &[ClusterAction]) -> Option<Placement> {
