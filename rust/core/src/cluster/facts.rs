@@ -51,8 +51,16 @@ impl Cluster {
                 Applied::Yes
             }
             Notice::Released { key, to, report } => {
-                self.take_report(from, report, actions);
+                // What is released changes the machine's place in the indexes as well: once is enough.
+                let settled = from.is_none_or(|machine| {
+                    let entry = self.entry(machine);
+                    entry.take_report(report);
+                    entry.pooled != report.over_quarantine
+                });
                 let applied = self.released(from, key, to, report.seq, actions);
+                if !settled || !applied.is_yes() {
+                    self.take_report(from, report, actions);
+                }
                 self.retry(actions);
                 applied
             }

@@ -109,7 +109,7 @@ pub struct Machine {
     sending: u32,
     sends_waiting: VecDeque<LegKey>,
     /// Requests kept without a leg: ended ones until the Cluster has heard, and what it asked to keep.
-    kept: Vec<Kept>,
+    kept: BTreeMap<LegKey, Kept>,
     /// Transfers by the time they will have taken too long; one that has ended leaves when it is first in line.
     stalls: VecDeque<(Time, LegKey)>,
     /// Since when there is work and none of it finds room.
@@ -154,7 +154,7 @@ impl Machine {
             grants_waiting: VecDeque::new(),
             sending: 0,
             sends_waiting: VecDeque::new(),
-            kept: Vec::new(),
+            kept: BTreeMap::new(),
             stalls: VecDeque::new(),
             stuck_since: None,
             epoch: Epoch(0),

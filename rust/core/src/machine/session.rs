@@ -15,7 +15,6 @@ use crate::leg::{Compute, Inbound, Notice, Peer, Work};
 /// A request without a leg here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Kept {
-    key: LegKey,
     order: Order,
     work: Work,
     /// Output tokens of the attempt, if it ended here.
@@ -67,7 +66,7 @@ impl Machine {
     pub fn claims(&self) -> Vec<Claim> {
         let legs = self.legs.iter().map(|(_, leg)| leg).filter(|leg| !leg.ended);
         let legs = legs.map(|leg| Claim { key: leg.key, order: leg.order, work: leg.work, held: held(leg) });
-        let kept = self.kept.iter().map(|&Kept { key, order, work, finished }| {
+        let kept = self.kept.iter().map(|(&key, &Kept { order, work, finished })| {
             let held = if finished.is_some() { Held::Finished } else { Held::Kept };
             Claim { key, order, work, held }
         });
@@ -82,36 +81,24 @@ impl Machine {
     }
 
     pub(super) fn keep(&mut self, key: LegKey, order: Order, work: Work) -> Applied {
-        match self.kept_at(key) {
-            Some(at) => self.kept[at].finished = None,
-            None => self.kept.push(Kept { key, order, work, finished: None }),
-        }
+        self.kept.insert(key, Kept { order, work, finished: None });
         Applied::Yes
     }
 
-    /// A request has ended here: until the Cluster says that it knows.
+    /// A request has ended here: until the Cluster says that it knows. One to be kept is about to be given up, and its
+    /// end comes too late.
     pub(super) fn keep_finished(&mut self, key: LegKey, order: Order, work: Work, tokens: u32) {
-        // One to be kept is about to be given up: its end comes too late.
-        if self.kept_at(key).is_none() {
-            self.kept.push(Kept { key, order, work, finished: Some(tokens) });
-        }
+        self.kept.entry(key).or_insert(Kept { order, work, finished: Some(tokens) });
     }
 
     pub(super) fn release_kept(&mut self, key: LegKey) -> Applied {
-        let Some(at) = self.kept_at(key) else { return self.late() };
-        self.kept.swap_remove(at);
-        Applied::Yes
-    }
-
-    /// Few are kept at a time: each only until its `Release` is here.
-    fn kept_at(&self, key: LegKey) -> Option<usize> {
-        self.kept.iter().position(|kept| kept.key == key)
+        if self.kept.remove(&key).is_some() { Applied::Yes } else { self.late() }
     }
 
     /// Forgets an end that the Cluster does not want any more.
     pub(super) fn forget_finished(&mut self, key: LegKey) {
-        if let Some(at) = self.kept_at(key).filter(|&at| self.kept[at].finished.is_some()) {
-            self.kept.swap_remove(at);
+        if self.kept.get(&key).is_some_and(|kept| kept.finished.is_some()) {
+            self.kept.remove(&key);
         }
     }
 
@@ -122,7 +109,7 @@ impl Machine {
         delivered: u32,
         actions: &mut Vec<MachineAction>,
     ) -> Applied {
-        if let Some(tokens) = self.kept_at(key).and_then(|at| self.kept[at].finished) {
+        if let Some(tokens) = self.kept.get(&key).and_then(|kept| kept.finished) {
             actions.push(MachineAction::Resend { key, delivered });
             actions.push(MachineAction::Notify { notice: Notice::Finished { key, tokens } });
             return Applied::Yes;
