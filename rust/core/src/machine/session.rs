@@ -15,6 +15,7 @@ use crate::leg::{Compute, Inbound, Notice, Peer, Work};
 /// A request without a leg here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Kept {
+    key: LegKey,
     order: Order,
     work: Work,
     /// Output tokens of the attempt, if it ended here.
@@ -66,7 +67,7 @@ impl Machine {
     pub fn claims(&self) -> Vec<Claim> {
         let legs = self.legs.iter().map(|(_, leg)| leg).filter(|leg| !leg.ended);
         let legs = legs.map(|leg| Claim { key: leg.key, order: leg.order, work: leg.work, held: held(leg) });
-        let kept = self.kept.iter().map(|(&key, &Kept { order, work, finished })| {
+        let kept = self.kept.iter().map(|&Kept { key, order, work, finished }| {
             let held = if finished.is_some() { Held::Finished } else { Held::Kept };
             Claim { key, order, work, held }
         });
@@ -81,25 +82,40 @@ impl Machine {
     }
 
     pub(super) fn keep(&mut self, key: LegKey, order: Order, work: Work) -> Applied {
-        self.kept.insert(key, Kept { order, work, finished: None });
+        let _ = self.forget_kept(key);
+        self.kept.push(Kept { key, order, work, finished: None });
+        self.kept_on_request += 1;
         Applied::Yes
     }
 
     /// A request has ended here: until the Cluster says that it knows. One to be kept is about to be given up, and its
     /// end comes too late.
     pub(super) fn keep_finished(&mut self, key: LegKey, order: Order, work: Work, tokens: u32) {
-        self.kept.entry(key).or_insert(Kept { order, work, finished: Some(tokens) });
+        if self.kept_on_request == 0 || self.kept_at(key).is_none() {
+            self.kept.push(Kept { key, order, work, finished: Some(tokens) });
+        }
     }
 
     pub(super) fn release_kept(&mut self, key: LegKey) -> Applied {
-        if self.kept.remove(&key).is_some() { Applied::Yes } else { self.late() }
+        if self.forget_kept(key) { Applied::Yes } else { self.late() }
     }
 
     /// Forgets an end that the Cluster does not want any more.
     pub(super) fn forget_finished(&mut self, key: LegKey) {
-        if self.kept.get(&key).is_some_and(|kept| kept.finished.is_some()) {
-            self.kept.remove(&key);
+        if self.kept_at(key).is_some_and(|at| self.kept[at].finished.is_some()) {
+            let _ = self.forget_kept(key);
         }
+    }
+
+    /// Few are kept at a time, each only until its `Release` is here; the oldest is released first.
+    fn kept_at(&self, key: LegKey) -> Option<usize> {
+        self.kept.iter().position(|kept| kept.key == key)
+    }
+
+    fn forget_kept(&mut self, key: LegKey) -> bool {
+        let Some(at) = self.kept_at(key) else { return false };
+        self.kept_on_request -= u32::from(self.kept.swap_remove(at).finished.is_none());
+        true
     }
 
     /// Says again where a leg stands, for all that the Cluster may have missed.
@@ -109,7 +125,7 @@ impl Machine {
         delivered: u32,
         actions: &mut Vec<MachineAction>,
     ) -> Applied {
-        if let Some(tokens) = self.kept.get(&key).and_then(|kept| kept.finished) {
+        if let Some(tokens) = self.kept_at(key).and_then(|at| self.kept[at].finished) {
             actions.push(MachineAction::Resend { key, delivered });
             actions.push(MachineAction::Notify { notice: Notice::Finished { key, tokens } });
             return Applied::Yes;
