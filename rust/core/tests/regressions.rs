@@ -695,3 +695,13 @@ fn regression_a_record_is_not_given_away_for_a_keep_that_may_not_have_arrived() 
     let told = commands(&registers(&mut head, id(2), 1, report(1), ended));
     assert_eq!(told, [(1, Command::Release { key: key_at(1, 2) })]);
 }
+
+#[test]
+fn regression_an_early_grant_does_not_outlive_its_session() {
+    let mut bench = Bench::new(10);
+    bench.grant(id(1), 7);
+    bench.act(&MachineEvent::PeerReset { machine: id(1) });
+    bench.compute(7, source(4));
+    bench.send(7, id(1), Mode::Serialized);
+    assert_eq!(puts(&bench.pass(&[])), 0, "the granter has not said so again");
+}

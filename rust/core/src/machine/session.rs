@@ -143,6 +143,8 @@ impl Machine {
 
     /// The session with another machine began anew: whatever we told it last may be lost.
     pub(super) fn peer_reset(&mut self, machine: MachineId, actions: &mut Vec<MachineAction>) -> Applied {
+        // What it granted it grants again, unless that is over; the word of that may be lost.
+        self.early_grants.retain(|_, granter| *granter != machine);
         for (_, leg) in self.legs.iter().filter(|(_, leg)| leg.source == Some(machine) && !leg.fenced) {
             let key = leg.key;
             let message = match leg.state.inbound {
