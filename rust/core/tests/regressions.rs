@@ -705,3 +705,19 @@ fn regression_an_early_grant_does_not_outlive_its_session() {
     bench.send(7, id(1), Mode::Serialized);
     assert_eq!(puts(&bench.pass(&[])), 0, "the granter has not said so again");
 }
+
+#[test]
+fn regression_a_registration_for_an_absurd_place_is_an_error() {
+    let mut head = second_cluster(0);
+    let join = Join {
+        machine: id(1 << 20),
+        role: Role::Mixed,
+        kv_capacity_tokens: 1,
+        speed_weight: 1,
+        link: None,
+        costs: None,
+    };
+    let registration = Registration { join, epoch: Epoch(1), report: report(0), claims: Vec::new() };
+    assert!(head.handle(&ClusterEvent::Register(registration)).0.is_err());
+    assert_eq!(head.cluster.machines_len(), 0);
+}

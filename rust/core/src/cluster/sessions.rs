@@ -12,6 +12,10 @@ use crate::event::{Claim, ClusterAction, Held, Registration};
 use crate::id::{AssignmentSeq, LegKey, MachineId, Order};
 use crate::leg::{Command, Compute, Report};
 
+/// Places for machines. They register in any order, so that one can leave places before it for others to come, but
+/// not as many as a wrong number would.
+const MACHINES_MAX: u32 = 1 << 20;
+
 impl Cluster {
     pub(super) fn disconnect(&mut self, machine: MachineId) -> Result<Applied, EventError> {
         let Some(index) = self.live(machine)? else { return Ok(self.late()) };
@@ -41,6 +45,9 @@ impl Cluster {
         let machine = registration.join.machine;
         if registration.epoch > self.config.epoch {
             return Err(EventError::StaleCluster(machine));
+        }
+        if machine.index >= MACHINES_MAX {
+            return Err(EventError::UnknownMachine(machine.index));
         }
         let known = self.machines.get(machine.index as usize);
         let rejoins = known.is_some_and(|entry| entry.id == machine && entry.state != MachineState::Lost);

@@ -303,11 +303,10 @@ impl World {
         let up = |index| of.cluster.load(index).is_some_and(|load| load.state == MachineState::Up);
         let any_up = (0..of.cluster.machines_len()).any(up);
         // A source hands over to a machine that this Cluster has not met yet, and that gives everything up meanwhile.
-        let orphans_drop = self.places.iter().any(|place| place.dropped);
+        let unmet = self.machine_ids().into_iter().any(|id| !reach(&id));
         for (request, live) in of.live.iter().filter(|(_, live)| !held.contains_key(&live.owner)) {
-            let out_of_reach = live.told.iter().any(|id| !reach(id))
-                || (live.parked && !any_up)
-                || (live.adopted && orphans_drop);
+            let out_of_reach =
+                live.told.iter().any(|id| !reach(id)) || (live.parked && !any_up) || (live.adopted && unmet);
             let on_its_way = || {
                 let from_here = |(from, _, _): &(Node, Node, u64)| *from == Node::Cluster(host);
                 let mut wires = self.wires.iter().filter(|(wire, _)| from_here(wire));
