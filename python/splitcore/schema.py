@@ -1,4 +1,4 @@
-"""The shape of `Report.summary`, which is also the JSON that the command line writes.
+"""The shapes of plain data: `Report.summary`, which is also the JSON that the command line writes, and cost tables.
 
 Units stand last in names. Latencies are over all submitted requests, and one that did not finish counts as infinitely
 late; ``None`` stands for infinity, and for no value at all.
@@ -11,6 +11,8 @@ __all__ = [
     "OUTCOMES",
     "PERCENTILES",
     "Admission",
+    "CostKnot",
+    "CostTable",
     "Distribution",
     "Faults",
     "Gaps",
@@ -38,6 +40,31 @@ Metric = Literal["ttft", "tbt", "e2e"]
 METRICS: tuple[Metric, ...] = ("ttft", "tbt", "e2e")
 Outcome = Literal["completed", "rejected", "failed", "cancelled", "unfinished"]
 OUTCOMES: tuple[Outcome, ...] = ("completed", "rejected", "failed", "cancelled", "unfinished")
+
+
+class CostKnot(TypedDict):
+    """One measured point."""
+
+    at: int
+    """Tokens or requests, as the list says."""
+    ns: int
+    """Nanoseconds that a pass of that size takes."""
+
+
+class CostTable(TypedDict):
+    """What the passes of a machine take: linear between knots, which ascend, and beyond the outermost two.
+
+    A single knot is a constant.
+    """
+
+    prefill: list[CostKnot]
+    """A pass over prompts, by their tokens together."""
+    decode: list[CostKnot]
+    """A decode pass without its context, by requests."""
+    context_ns_per_1024_tokens: int
+    """What 1024 tokens of context add to a decode pass, all requests of the batch together."""
+    pass_tokens_max: int
+    """Prompt tokens of one pass at most; a longer prompt runs alone."""
 
 
 class Percentiles(TypedDict):
