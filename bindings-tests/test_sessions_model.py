@@ -1,0 +1,113 @@
+"""One `Cluster` and four `Machine`s in Python, driven by events alone, while sessions, machines and Clusters fail.
+
+The rules are what can happen; afterwards everything heals, and each request must have ended once, with its tokens.
+"""
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from sessions import ROLES, World
+
+HOST = st.integers(0, len(ROLES) - 1)
+ARRIVE = st.sampled_from([0, 0, 1, 2, 5])
+PAIR = st.sampled_from([(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)])
+
+
+class Sessions(RuleBasedStateMachine):
+    def __init__(self):
+        super().__init__()
+        self.world = World()
+        self.requests = 0
+        self.restarts = 0
+
+    @rule(
+        prompts=st.lists(st.sampled_from([1, 20, 100, 200]), min_size=1, max_size=3),
+        outputs=st.integers(1, 6),
+        spare=st.sampled_from([0, 20]),
+    )
+    def arrive(self, prompts, outputs, spare):
+        for prompt in prompts:
+            self.world.arrive(self.requests, prompt, outputs, spare)
+            self.requests += 1
+
+    @rule(picks=st.lists(st.integers(0, 60), min_size=1, max_size=25))
+    def deliver(self, picks):
+        for pick in picks:
+            lines = self.world.lines()
+            if lines:
+                self.world.deliver(*lines[pick % len(lines)])
+
+    @rule(hosts=st.lists(HOST, min_size=1, max_size=6))
+    def run_passes(self, hosts):
+        for index in hosts:
+            self.world.run_pass(index)
+
+    @rule(
+        picks=st.lists(st.integers(0, 20), min_size=1, max_size=4), fails=st.sampled_from([False, False, False, True])
+    )
+    @precondition(lambda self: self.world.transfers)
+    def move(self, picks, fails):
+        for pick in picks:
+            places = list(self.world.transfers)
+            if places:
+                self.world.move(places[pick % len(places)], fails)
+
+    @rule(index=HOST, arrive=ARRIVE)
+    def break_session(self, index, arrive):
+        self.world.break_session(index, arrive)
+
+    @rule(pair=PAIR, arrive=ARRIVE)
+    def reset_peers(self, pair, arrive):
+        self.world.reset_peers(pair, arrive)
+
+    @rule()
+    def register(self):
+        for index in range(len(ROLES)):
+            self.world.register(index)
+
+    @rule(index=HOST, arrive=ARRIVE, back=st.booleans())
+    def die(self, index, arrive, back):
+        if self.world.hosts[index].machine is not None:
+            self.world.die(index, arrive)
+        if back:
+            self.world.come_back(index)
+
+    @rule(index=HOST)
+    def come_back(self, index):
+        self.world.come_back(index)
+
+    @rule(arrive=ARRIVE)
+    @precondition(lambda self: self.restarts < 2)
+    def restart_cluster(self, arrive):
+        self.restarts += 1
+        self.world.restart_cluster(arrive)
+
+    @rule(pick=st.integers(0, 60))
+    def cancel(self, pick):
+        live = [request for request, client in self.world.clients.items() if client.outcome is None]
+        if live:
+            self.world.cancel(live[pick % len(live)])
+
+    @rule()
+    def drain(self):
+        """Of the one machine that the others can do without."""
+        self.world.tell_cluster({"type": "drain", "machine": self.world.hosts[3].me})
+
+    @rule(by_ns=st.sampled_from([0, 10**6, 2 * 10**8, 15 * 10**8, 4 * 10**9]))
+    def advance(self, by_ns):
+        self.world.advance(by_ns)
+
+    @invariant()
+    def check(self):
+        self.world.check()
+
+    def teardown(self):
+        self.world.die(3, 0)
+        self.world.heal()
+        self.check()
+        self.world.check_end(self.restarts > 0)
+
+
+TestSessions = Sessions.TestCase
+TestSessions.settings = settings(max_examples=60, stateful_step_count=40)
