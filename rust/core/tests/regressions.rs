@@ -5,10 +5,11 @@ mod kit;
 use kit::*;
 use splitcore_core::config::{ClusterConfig, Level, MachineConfig, PolicyKind};
 use splitcore_core::event::{
-    Arrival, ClusterAction, ClusterEvent, MachineAction, MachineEvent, Outcome, Put, Role,
+    Arrival, Claim, ClusterAction, ClusterEvent, Held, Join, MachineAction, MachineEvent, Outcome, Put,
+    Registration, Role,
 };
-use splitcore_core::id::{MachineId, RequestId};
-use splitcore_core::leg::{Command, Compute, LegState, Notice, Outbound, Peer, Report};
+use splitcore_core::id::{AssignmentSeq, Epoch, LegKey, MachineId, Order, RequestId};
+use splitcore_core::leg::{Command, Compute, LegState, Notice, Outbound, Peer, Report, Work};
 use splitcore_core::placement::{Mode, Reserve};
 
 const PAIR: [Role; 2] = [Role::Prompt, Role::Token];
@@ -458,4 +459,215 @@ fn regression_machines_that_die_together_cost_one_fault() {
         assert!(!actions.iter().any(|action| matches!(action, ClusterAction::Ended { .. })), "{actions:?}");
     }
     assert_eq!(head.cluster.attempt(RequestId(1)).unwrap().0, 5);
+}
+
+/// A machine of one role that begins a session with a Cluster.
+fn registers(
+    head: &mut Head,
+    machine: MachineId,
+    epoch: u32,
+    report: Report,
+    claims: Vec<Claim>,
+) -> Vec<ClusterAction> {
+    let join = Join {
+        machine,
+        role: Role::Token,
+        kv_capacity_tokens: 10_000,
+        speed_weight: 1,
+        link: None,
+        costs: None,
+    };
+    head.act(&ClusterEvent::Register(Registration { join, epoch: Epoch(epoch), report, claims }))
+}
+
+fn claim(key: LegKey, order: u64, work: Work, held: Held) -> Claim {
+    Claim { key, order: Order(order), work, held }
+}
+
+/// A Cluster that follows another.
+fn second_cluster(grace_ns: u64) -> Head {
+    Head::new(ClusterConfig { epoch: Epoch(2), grace_ns, ..ClusterConfig::default() }, &[])
+}
+
+#[test]
+fn regression_a_machine_that_registers_over_quarantine_is_in_no_pool() {
+    let mut head = second_cluster(0);
+    registers(&mut head, id(0), 1, Report { over_quarantine: true, ..report(4) }, Vec::new());
+    assert!(head.handle(&ClusterEvent::Arrive(Arrival::new(1, 4, 4))).1.len() == 1);
+    assert_eq!(head.cluster.live_requests(), 0);
+}
+
+#[test]
+fn regression_what_another_cluster_has_numbered_makes_no_later_report_old() {
+    let mut head = second_cluster(0);
+    registers(&mut head, id(0), 1, Report { kv_tokens: 50, ..report(29) }, Vec::new());
+    head.notice(0, Notice::Report(Report { kv_tokens: 7, ..report(1) }));
+    assert_eq!(head.cluster.load(0).unwrap().kv_tokens, 7);
+}
+
+#[test]
+fn regression_a_report_after_a_registration_is_news_even_if_it_reads_like_the_last() {
+    let mut bench = Bench::new(10);
+    bench.compute(7, whole(4));
+    bench.abort(7);
+    let told = bench.machine.report();
+    assert!(notices(&bench.pass(&[])).len() == 1);
+    let told = Report { legs: 0, kv_tokens: 0, running: false, free_blocks: 10, ..told };
+    bench.act(&MachineEvent::ClusterLost);
+    bench.act(&MachineEvent::Registered { epoch: Epoch(2) });
+    for seq in 1..=told.seq.0 {
+        let command = Command::Release { key: key(99) };
+        bench.act(&MachineEvent::Command { epoch: Epoch(2), seq: AssignmentSeq(seq), command });
+    }
+    assert_eq!(bench.machine.report(), told, "word for word what the Cluster before has heard");
+    bench.now_ns = 2_000_000_000;
+    assert_eq!(notices(&bench.act(&MachineEvent::Tick)), [Notice::Report(told)]);
+}
+
+#[test]
+fn regression_a_machine_is_home_when_quarantine_lets_it_back_into_a_pool() {
+    let config = ClusterConfig { prompt_pending_tokens_max: 1, ..ClusterConfig::default() };
+    let mut head = Head::new(config, &[Role::Prompt, Role::Token]);
+    head.place(1, 10, 10);
+    // The prompt machine is over its limit: the token machine takes prompts, too.
+    head.place(2, 10, 10);
+    assert_eq!(head.cluster.load(1).unwrap().pool, Role::Mixed);
+    head.notice(1, Notice::Report(Report { over_quarantine: true, ..report(9) }));
+    head.act(&ClusterEvent::Cancel { request: RequestId(2) });
+    head.released(1, key(2), 99);
+    assert_eq!(head.cluster.load(1).unwrap().pool, Role::Token);
+}
+
+#[test]
+fn regression_to_give_work_back_is_not_to_go_on() {
+    let config = ClusterConfig { park_limit_ns: 100, ..ClusterConfig::default() };
+    let mut head = Head::new(config, &PAIR);
+    head.place(1, 10, 10);
+    head.now_ns = 99;
+    head.notice(0, Notice::Relief { key: key(50) });
+    head.notice(0, Notice::Released { key: key(50), to: None, report: report(2) });
+    let again = placement(&head.tick_at(100)).expect("a handoff that does not go on is taken back");
+    assert_eq!((again.attempt.0, again.legs().count()), (2, 1));
+}
+
+#[test]
+fn regression_an_end_told_by_a_machine_without_the_leg_ends_nothing() {
+    let mut head = Head::new(ClusterConfig::default(), &[Role::Prompt, Role::Token, Role::Token]);
+    let placed = head.place(1, 10, 10);
+    let stranger = 3 - placed.token().unwrap().index;
+    head.notice(stranger, Notice::Finished { key: key(1), tokens: 3 });
+    assert_eq!(head.cluster.live_requests(), 1);
+}
+
+#[test]
+fn regression_a_leg_that_is_being_dropped_is_told_so_again_after_a_lost_session() {
+    let mut head = Head::new(ClusterConfig::default(), &PAIR);
+    head.place(1, 10, 10);
+    head.act(&ClusterEvent::Cancel { request: RequestId(1) });
+    head.act(&ClusterEvent::Disconnect { machine: id(1) });
+    // Its answer, said before it hears of the new session, goes nowhere.
+    let dropped = claim(key(1), 0, destination(10), Held::Closing);
+    let actions = registers(&mut head, id(1), 1, report(3), vec![dropped]);
+    assert_eq!(commands(&actions), [(1, Command::Abort { key: key(1) })]);
+    let ClusterAction::Command { seq, .. } = actions[1] else { panic!("{actions:?}") };
+    head.released(1, key(1), seq.0);
+    assert_eq!(head.cluster.load(1).unwrap().legs, 0);
+    assert_eq!(head.clone().place(1, 10, 10).attempt.0, 2, "the source has not answered");
+}
+
+#[test]
+fn regression_the_end_of_an_earlier_request_of_the_same_name_is_not_confirmed() {
+    let mut head = Head::new(ClusterConfig::default(), &[Role::Mixed]);
+    head.place(1, 10, 10);
+    head.notice(0, Notice::Finished { key: key(1), tokens: 1 });
+    head.place(1, 10, 10);
+    // Neither the `Release` of the first nor the `Compute` of the second has arrived.
+    head.act(&ClusterEvent::Disconnect { machine: id(0) });
+    let ended = claim(key(1), 0, whole(10), Held::Finished);
+    let told = commands(&registers(&mut head, id(0), 1, report(1), vec![ended]));
+    assert_eq!(told[0], (0, Command::Release { key: key(1) }));
+    assert!(matches!(told[1], (0, Command::Compute { order: Order(1), .. })), "{told:?}");
+}
+
+#[test]
+fn regression_what_was_given_up_before_it_arrived_is_no_load() {
+    let mut head = Head::new(ClusterConfig::default(), &[Role::Mixed]);
+    head.notice(0, Notice::Report(report(0)));
+    head.place(1, 10, 10);
+    head.act(&ClusterEvent::Disconnect { machine: id(0) });
+    head.act(&ClusterEvent::Cancel { request: RequestId(1) });
+    registers(&mut head, id(0), 1, report(0), Vec::new());
+    assert_eq!(head.cluster.load(0).unwrap().kv_tokens, 0);
+}
+
+#[test]
+fn regression_no_attempt_takes_a_name_that_the_cluster_before_gave() {
+    let mut head = second_cluster(100);
+    let here = Held::Leg { state: LegState::QUEUED, mode: None };
+    registers(&mut head, id(0), 1, report(1), vec![claim(key(1), 0, whole(10), here)]);
+    head.tick_at(100);
+    // The Cluster before had lost sight of machine 0 and placed the request again.
+    registers(&mut head, id(1), 1, report(1), vec![claim(key_at(1, 2), 0, whole(10), here)]);
+    let actions = head.act(&ClusterEvent::Lose { machine: id(0) });
+    assert_eq!(placement(&actions).unwrap().attempt.0, 3);
+}
+
+#[test]
+fn regression_no_attempt_takes_a_name_that_comes_with_a_registration() {
+    let mut head = second_cluster(100);
+    let here = Held::Leg { state: LegState::QUEUED, mode: None };
+    registers(&mut head, id(0), 1, report(1), vec![claim(key(1), 0, whole(10), here)]);
+    head.tick_at(100);
+    let next = MachineId { index: 0, incarnation: 2 };
+    let actions = registers(&mut head, next, 1, report(1), vec![claim(key_at(1, 2), 0, whole(10), here)]);
+    assert_eq!(placement(&actions).unwrap().attempt.0, 3);
+}
+
+#[test]
+fn regression_an_adopted_attempt_has_the_prompt_that_its_machine_says() {
+    let mut head = second_cluster(100);
+    let queued = Held::Leg { state: LegState::QUEUED, mode: None };
+    let mut parked = whole(17);
+    parked.terms.resumed_tokens = 7;
+    registers(&mut head, id(0), 1, report(1), vec![claim(key_at(1, 2), 0, parked, Held::Kept)]);
+    registers(&mut head, id(1), 1, report(1), vec![claim(key_at(1, 2), 0, source(10), queued)]);
+    let asked = head.tick_at(100);
+    let reserve = commands(&asked).into_iter().find_map(|(_, command)| match command {
+        Command::Reserve { work, .. } => Some(work),
+        _ => None,
+    });
+    assert_eq!(reserve.expect("a second leg").prompt_tokens, 10);
+}
+
+#[test]
+fn regression_a_leg_that_is_gone_is_not_asked_for_again_where_it_may_still_be_dropped() {
+    let mut head = Head::new(ClusterConfig::default(), &PAIR);
+    head.place(1, 10, 10);
+    let actions = head.notice(1, Notice::Gone { key: key(1) });
+    assert_eq!(commands(&actions), [(1, Command::Abort { key: key(1) })]);
+    let actions = head.released(1, key(1), 99);
+    assert_eq!(reserved_at(&actions), [1]);
+}
+
+#[test]
+fn regression_a_live_leg_that_its_machine_has_begun_to_drop_is_closed_once() {
+    let mut head = Head::new(ClusterConfig::default(), &PAIR);
+    head.place(1, 10, 10);
+    head.act(&ClusterEvent::Disconnect { machine: id(1) });
+    let dropped = claim(key(1), 0, destination(10), Held::Closing);
+    registers(&mut head, id(1), 1, report(2), vec![dropped]);
+    let actions = head.released(1, key(1), 99);
+    assert_eq!(reserved_at(&actions), [1]);
+}
+
+#[test]
+fn regression_a_leg_that_ends_between_keep_and_abort_is_kept_once() {
+    let mut bench = Bench::new(100);
+    bench.compute(1, whole(4));
+    bench.command(Command::Keep { key: key(1), order: Order(1), work: whole(4) });
+    bench.pass(&[1]);
+    bench.abort(1);
+    assert_eq!(bench.machine.claims().len(), 1);
+    bench.command(Command::Release { key: key(1) });
+    assert_eq!(bench.machine.kept(), 0);
 }

@@ -20,7 +20,12 @@ impl Cluster {
         let Some(machine) = self.live(from)? else { return Ok(self.late()) };
         let goes_on = match notice {
             Notice::Report(report) => report.running,
-            Notice::Reserved { .. } | Notice::Refused { .. } => false,
+            // To give something back, or to answer an `Abort`, is not to go on.
+            Notice::Reserved { .. }
+            | Notice::Refused { .. }
+            | Notice::Relief { .. }
+            | Notice::Gone { .. }
+            | Notice::Released { to: None, .. } => false,
             _ => true,
         };
         if goes_on {
@@ -38,23 +43,22 @@ impl Cluster {
     ) -> Applied {
         match *notice {
             Notice::Report(report) => {
-                self.take_report(from, report);
+                self.take_report(from, report, actions);
                 if let Some(machine) = from {
-                    self.go_home(machine, actions);
                     self.tell_drained(machine, actions);
                 }
                 self.retry(actions);
                 Applied::Yes
             }
             Notice::Released { key, to, report } => {
-                self.take_report(from, report);
+                self.take_report(from, report, actions);
                 let applied = self.released(from, key, to, report.seq, actions);
                 self.retry(actions);
                 applied
             }
             Notice::Finished { key, tokens } => self.finished(from, key, tokens, actions),
             Notice::Refused { key, report } => {
-                self.take_report(from, report);
+                self.take_report(from, report, actions);
                 self.refused(from, key, actions)
             }
             Notice::Reserved { key } => {
@@ -78,7 +82,7 @@ impl Cluster {
         }
     }
 
-    pub(super) fn take_report(&mut self, from: Option<u32>, report: Report) {
+    fn take_report(&mut self, from: Option<u32>, report: Report, actions: &mut Vec<ClusterAction>) {
         let Some(machine) = from else { return };
         let entry = self.entry(machine);
         entry.take_report(report);
@@ -86,6 +90,8 @@ impl Cluster {
             self.enroll(machine);
         }
         self.refresh(machine);
+        // Where quarantine had kept it from its pool, it may have had nothing to stay away from home for since.
+        self.go_home(machine, actions);
     }
 
     /// The leg of a live attempt that runs on a machine; from an embedder, the first that `wanted` accepts.
@@ -266,7 +272,7 @@ impl Cluster {
         actions: &mut Vec<ClusterAction>,
     ) -> Applied {
         // Cancelled meanwhile: the end that was applied first wins.
-        let Some(slot) = self.requests.find_key(key) else { return self.late() };
+        let Some((slot, _)) = self.find_leg(from, key, |_| true) else { return self.late() };
         if self.predicts() {
             self.learn_output(slot, tokens);
         }
@@ -315,7 +321,13 @@ impl Cluster {
         if managed && leg.booking.sent {
             entry.closing += 1;
             let seq = self.command(machine, None, Command::Abort { key }, actions);
-            self.closing.insert((key, machine.index), Closing { booking: leg.booking, seq });
+            let closing = Closing { booking: leg.booking, seq };
+            if let Some(before) = self.closing.insert((key, machine.index), closing) {
+                // The machine had begun to drop it of its own accord.
+                let entry = self.entry(machine.index);
+                entry.closing -= 1;
+                entry.free_kv(&before.booking);
+            }
         } else {
             entry.free_kv(&leg.booking);
         }

@@ -207,6 +207,20 @@ impl MachineEntry {
         booking.sent = false;
     }
 
+    /// Bookings of assignments up to this one that no report includes: those have not arrived, and will not.
+    pub(crate) fn drop_unarrived(&mut self, upto: AssignmentSeq) {
+        while let Some(&(_, tokens)) = self.later.front().filter(|(seq, _)| *seq <= upto) {
+            self.later.pop_front();
+            self.later_kv -= u64::from(tokens);
+            self.kv_load -= u64::from(tokens);
+        }
+    }
+
+    /// The number of the last assignment.
+    pub(crate) fn seq(&self) -> AssignmentSeq {
+        self.seq
+    }
+
     /// Takes a report in, unless it is older than the last one.
     pub(crate) fn take_report(&mut self, report: Report) {
         if self.reports && report.seq < self.report.seq {

@@ -8,7 +8,7 @@ use super::{Cluster, MachineState};
 use crate::config::{Cut, TransferRule};
 use crate::error::{Applied, EventError, Rejection};
 use crate::event::{Arrival, ClusterAction, Link, Role};
-use crate::id::{AssignmentSeq, Attempt, MachineId, Order};
+use crate::id::{AssignmentSeq, Attempt, LegKey, MachineId, Order, RequestId};
 use crate::leg::{Command, Compute, Inbound, LegState, Outbound};
 use crate::placement::{Kv, Leg, Mode, Placement, Reserve, Seat, Step, Upto, Why};
 
@@ -27,7 +27,7 @@ impl Cluster {
                 return Ok(Applied::Yes);
             }
         };
-        let attempt = Attempt(self.first_attempt(&arrival));
+        let attempt = Attempt(self.free_attempt(arrival.request, 1));
         let request = Request { attempt, ..Request::new(arrival, Order(self.arrivals), self.now) };
         self.arrivals += 1;
         if self.requests.len() == 0 {
@@ -77,14 +77,15 @@ impl Cluster {
         if total > entry.kv_capacity_tokens { Err(Rejection::TooLarge) } else { Ok(()) }
     }
 
-    /// 1, unless an earlier request of this id still has blocks somewhere: its messages must stay recognisable.
-    fn first_attempt(&self, arrival: &Arrival) -> u32 {
+    /// This attempt, unless one of its name or a later one still has blocks somewhere, of an earlier request of this id
+    /// or of another Cluster's time: their messages must stay recognisable.
+    fn free_attempt(&self, request: RequestId, attempt: u32) -> u32 {
         if self.closing.is_empty() {
-            return 1;
+            return attempt;
         }
-        let of = |attempt| (crate::id::LegKey { request: arrival.request, attempt }, 0);
-        let earlier = self.closing.range(of(Attempt(0))..of(Attempt(u32::MAX)));
-        earlier.last().map_or(1, |((key, _), _)| key.attempt.0 + 1)
+        let of = |attempt| (LegKey { request, attempt: Attempt(attempt) }, 0);
+        let taken = self.closing.range(of(attempt)..of(u32::MAX));
+        taken.last().map_or(attempt, |((key, _), _)| key.attempt.0 + 1)
     }
 
     pub(super) fn first_ask(&self, arrival: &Arrival) -> Ask {
@@ -124,7 +125,7 @@ impl Cluster {
             let legs = self.cut(choice, arrival.prompt_tokens);
             Placement {
                 request: arrival.request,
-                attempt: Attempt(self.first_attempt(arrival)),
+                attempt: Attempt(self.free_attempt(arrival.request, 1)),
                 legs: legs.map(|leg| leg.map(|leg| self.told(&leg))),
                 why: self.why(choice),
             }
@@ -167,7 +168,10 @@ impl Cluster {
             self.book(leg);
         }
         let now = self.now;
+        let key = self.requests.get(slot).key();
+        let attempt = Attempt(self.free_attempt(key.request, key.attempt.0));
         let request = self.requests.get_mut(slot);
+        request.attempt = attempt;
         request.legs = legs;
         request.moved_at = now;
         let placed = (request.arrival.request, request.attempt);

@@ -241,9 +241,15 @@ impl Cluster {
         match (at, legs) {
             (0, [Some(first), Some(_)]) if !first.booking.decodes => self.handed_over(slot, None, actions),
             (1, [Some(_), Some(second)]) if !second.is_ready() => {
-                let machine = second.machine.map(|id| id.index);
-                let key = self.requests.get(slot).key();
-                let _ = self.refused(machine, key, actions);
+                // It may still be dropped there: until the machine answers, its name is not used again there.
+                self.give_up(slot, 1, actions);
+                let request = self.requests.get_mut(slot);
+                request.legs[1] = Some(second.unseated());
+                let waits = (request.order, slot);
+                self.unreserved.insert(waits);
+                if self.place_second(slot, actions) {
+                    self.unreserved.remove(&waits);
+                }
             }
             _ => {
                 self.leave(slot, at, actions);

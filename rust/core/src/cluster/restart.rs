@@ -31,6 +31,12 @@ impl Cluster {
         }
     }
 
+    /// When whatever is adopted counts as accepted: machines register in any order, and their requests are as old.
+    fn restarted_at(&self) -> Time {
+        let opens_at = self.opens_at.filter(|&opens_at| opens_at != Time::MAX);
+        opens_at.map_or(self.now, |at| Time::from_ns(at.as_ns().saturating_sub(self.config.grace_ns)))
+    }
+
     /// The request of a claim, made if it is new. `None` where a later attempt of it is known.
     fn adopted_slot(&mut self, claim: &Claim, actions: &mut Vec<ClusterAction>) -> Option<u32> {
         self.arrivals = self.arrivals.max(claim.order.0 + 1);
@@ -38,7 +44,7 @@ impl Cluster {
             if self.requests.len() == 0 {
                 self.swept_at = self.now;
             }
-            let slot = self.requests.insert(adopted(claim, self.now));
+            let slot = self.requests.insert(adopted(claim, self.restarted_at()));
             self.counters.adopted += 1;
             return Some(slot);
         };
@@ -49,7 +55,10 @@ impl Cluster {
         if claim.key.attempt > known {
             self.acknowledged(slot, actions);
             self.give_up_legs(slot, actions);
-            let request = self.requests.get_mut(slot);
+        }
+        let request = self.requests.get_mut(slot);
+        if request.legs.iter().all(Option::is_none) {
+            // The attempt is what its machine says; that this Cluster may have counted as far says nothing of it.
             request.attempt = claim.key.attempt;
             let resumed = claim.work.terms.resumed_tokens;
             (request.resumed_from, request.delivered) = (resumed, request.delivered.max(resumed));
@@ -123,7 +132,7 @@ impl Cluster {
 }
 
 /// A request as a machine's claim describes it.
-fn adopted(claim: &Claim, now: Time) -> Request {
+fn adopted(claim: &Claim, accepted_at: Time) -> Request {
     let (work, terms) = (claim.work, claim.work.terms);
     let arrival = Arrival {
         request: claim.key.request,
@@ -138,7 +147,7 @@ fn adopted(claim: &Claim, now: Time) -> Request {
         attempt: claim.key.attempt,
         delivered: terms.resumed_tokens,
         resumed_from: terms.resumed_tokens,
-        ..Request::new(arrival, claim.order, now)
+        ..Request::new(arrival, claim.order, accepted_at)
     }
 }
 

@@ -53,41 +53,48 @@ impl Cluster {
         }
         let epoch = self.config.epoch;
         actions.push(ClusterAction::Registered { to: machine, epoch });
-        // The numbers of another Cluster's assignments say nothing of ours.
+        // What another Cluster has numbered says nothing about our assignments.
         let seq = if registration.epoch == epoch { registration.report.seq } else { AssignmentSeq(0) };
-        let report = Report { seq, ..registration.report };
+        self.entry(machine.index).take_report(Report { seq, ..registration.report });
         if rejoins {
-            self.rejoin(registration, report, actions);
+            self.rejoin(registration, seq, actions);
         } else {
-            self.take_report(Some(machine.index), report);
-            self.replace_lost(actions);
+            self.enroll(machine.index);
+            self.refresh(machine.index);
+            let recovering = self.is_recovering();
+            if recovering {
+                self.replace_lost(actions);
+            }
             self.adopt_all(registration, actions);
+            if !recovering {
+                // Only now is it known which names are taken.
+                self.replace_lost(actions);
+            }
         }
         self.tell_drained(machine.index, actions);
         self.retry(actions);
         Ok(Applied::Yes)
     }
 
-    fn rejoin(&mut self, registration: &Registration, report: Report, actions: &mut Vec<ClusterAction>) {
+    fn rejoin(&mut self, registration: &Registration, seen: AssignmentSeq, actions: &mut Vec<ClusterAction>) {
         let machine = registration.join.machine;
+        let last = self.entry(machine.index).seq();
         self.back_in_session(machine.index);
-        self.entry(machine.index).take_report(report);
         self.enroll(machine.index);
         self.refresh(machine.index);
         let runs = |claim: &&Claim| matches!(claim.held, Held::Leg { .. } | Held::Finished);
-        let here: BTreeSet<LegKey> = registration.claims.iter().filter(runs).map(|claim| claim.key).collect();
+        let here = registration.claims.iter().filter(runs).filter(|claim| self.is_live_on(claim, machine));
+        let here: BTreeSet<LegKey> = here.map(|claim| claim.key).collect();
         self.settle_closing(registration, actions);
-        for (slot, at) in self.legs_on(machine) {
-            self.settle_leg(slot, at, &here, report.seq, actions);
-        }
         for claim in &registration.claims {
-            let live = self.requests.find_key(claim.key).is_some_and(|slot| self.is_on(slot, machine));
             let kept = self
                 .requests
                 .find(claim.key.request)
                 .is_some_and(|slot| self.requests.get(slot).keeper.as_deref() == Some(&(claim.key, machine)));
             let known = match claim.held {
-                Held::Leg { .. } | Held::Finished => live || self.is_closing(claim.key, machine),
+                Held::Leg { .. } | Held::Finished => {
+                    here.contains(&claim.key) || self.is_closing(claim.key, machine)
+                }
                 Held::Closing => self.is_closing(claim.key, machine),
                 Held::Kept => kept,
             };
@@ -95,6 +102,12 @@ impl Cluster {
                 self.dismiss(machine, claim, actions);
             }
         }
+        for (slot, at) in self.legs_on(machine) {
+            self.settle_leg(slot, at, &here, seen, actions);
+        }
+        // What is still to come has been told again.
+        self.entry(machine.index).drop_unarrived(last);
+        self.refresh(machine.index);
         self.find_keepers(registration, actions);
         self.go_home(machine.index, actions);
     }
@@ -113,8 +126,14 @@ impl Cluster {
         found.into_iter().map(|(_, slot, at)| (slot, at)).collect()
     }
 
-    fn is_on(&self, slot: u32, machine: MachineId) -> bool {
-        self.requests.get(slot).legs.iter().flatten().any(|leg| leg.machine == Some(machine))
+    /// Whether a claim is about a live leg. A name can have come again before the word that its end is known arrived;
+    /// the place in line tells the two requests apart.
+    fn is_live_on(&self, claim: &Claim, machine: MachineId) -> bool {
+        let request = self.requests.find_key(claim.key).map(|slot| self.requests.get(slot));
+        request.is_some_and(|request| {
+            request.order == claim.order
+                && request.legs.iter().flatten().any(|leg| leg.machine == Some(machine))
+        })
     }
 
     fn is_closing(&self, key: LegKey, machine: MachineId) -> bool {
@@ -189,9 +208,9 @@ impl Cluster {
         let machine = registration.join.machine;
         let on_it = self.closing.iter().filter(|((_, at), _)| *at == machine.index);
         for (key, closing) in on_it.map(|(&(key, _), &closing)| (key, closing)).collect::<Vec<_>>() {
-            // One that closes may have let go since it was claimed, with nobody to tell: the answer comes again.
-            let mut claims = registration.claims.iter().filter(|claim| claim.key == key);
-            if claims.any(|claim| claim.held != Held::Kept) {
+            let is_it = |claim: &Claim| claim.key == key && claim.held != Held::Kept;
+            if registration.claims.iter().any(is_it) {
+                // Also where it is being dropped: what it says of that before it hears of this session goes nowhere.
                 let seq = self.command(machine, None, Command::Abort { key }, actions);
                 self.closing.insert((key, machine.index), Closing { seq, ..closing });
             } else {
@@ -204,13 +223,11 @@ impl Cluster {
     /// Lets a machine forget what it claims.
     pub(super) fn dismiss(&mut self, machine: MachineId, claim: &Claim, actions: &mut Vec<ClusterAction>) {
         let key = claim.key;
-        let seq = match claim.held {
-            Held::Finished | Held::Kept => {
-                self.command(machine, None, Command::Release { key }, actions);
-                return;
-            }
-            Held::Leg { .. } | Held::Closing => self.command(machine, None, Command::Abort { key }, actions),
-        };
+        if matches!(claim.held, Held::Finished | Held::Kept) {
+            self.command(machine, None, Command::Release { key }, actions);
+            return;
+        }
+        let seq = self.command(machine, None, Command::Abort { key }, actions);
         // Its KV is in the machine's reports, not in our bookings.
         let booking = Booking { sent: true, ..Booking::default() };
         if self.closing.insert((key, machine.index), Closing { booking, seq }).is_none() {

@@ -379,6 +379,12 @@ impl Machine {
         Some((leg.state, &leg.table))
     }
 
+    /// The other machines of a leg's handoff: who writes its KV here, and who is to have it next.
+    pub fn leg_peers(&self, key: LegKey) -> (Option<MachineId>, Option<MachineId>) {
+        let leg = self.legs.find(key).map(|slot| self.legs.get(slot));
+        leg.map_or((None, None), |leg| (leg.source, leg.to.map(|(to, _)| to)))
+    }
+
     /// The keys of the legs here, in no particular order.
     pub fn leg_keys(&self) -> impl Iterator<Item = LegKey> {
         self.legs.iter().map(|(_, leg)| leg.key)

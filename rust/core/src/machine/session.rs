@@ -91,7 +91,10 @@ impl Machine {
 
     /// A request has ended here: until the Cluster says that it knows.
     pub(super) fn keep_finished(&mut self, key: LegKey, order: Order, work: Work, tokens: u32) {
-        self.kept.push(Kept { key, order, work, finished: Some(tokens) });
+        // One to be kept is about to be given up: its end comes too late.
+        if self.kept_at(key).is_none() {
+            self.kept.push(Kept { key, order, work, finished: Some(tokens) });
+        }
     }
 
     pub(super) fn release_kept(&mut self, key: LegKey) -> Applied {

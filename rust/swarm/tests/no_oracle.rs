@@ -1,14 +1,11 @@
 //! No oracle: only the engine reveals an end. Requests that end later, and how much later, change no earlier action.
 
-mod world;
-
 use proptest::prelude::*;
-use world::{Outcomes, Setup, World};
+use splitcore_swarm::setup::Setup;
+use splitcore_swarm::world::{Outcomes, World};
 
 fn recorded(setup: Setup) -> Outcomes {
-    let mut world = World::new(setup);
-    world.record = true;
-    world.run()
+    World::new(setup).recording().run()
 }
 
 /// The same world, but requests that end after a line of its record have other outputs.

@@ -1,0 +1,112 @@
+//! Events that contradict what is known: each must be an error, and must change nothing.
+
+use splitcore_core::cluster::Cluster;
+use splitcore_core::event::{Arrival, ClusterEvent, Held, Join, MachineEvent, Registration};
+use splitcore_core::id::{AssignmentSeq, Attempt, Epoch, LegKey, MachineId, Order, RequestId};
+use splitcore_core::leg::{Command, Notice, Report, Terms, Work};
+use splitcore_core::machine::Machine;
+use splitcore_core::placement::{Mode, Upto};
+use splitcore_core::time::Time;
+
+use super::World;
+
+/// One event in so many is followed by one that contradicts.
+const ONE_IN: u64 = 400;
+
+impl World {
+    pub(super) fn contradict(&mut self) {
+        if self.rng.below(ONE_IN) > 0 {
+            return;
+        }
+        self.out.counters.contradictions += 1;
+        let later = Time::from_ns(self.now + 7);
+        if let (Some(host), true) = (self.serving, self.rng.chance(500)) {
+            let draw = self.rng.draw();
+            let live = self.hosts[host].live.keys().next().copied();
+            let cluster = &mut self.hosts[host].cluster;
+            let Some(event) = against_cluster(cluster, live, draw) else { return };
+            let (before, mut actions) = (format!("{cluster:?}"), Vec::new());
+            let result = cluster.handle(later, &event, &mut actions);
+            assert!(result.is_err() && actions.is_empty(), "{event:?}: {result:?}, {actions:?}");
+            assert_eq!(before, format!("{cluster:?}"), "{event:?} is refused and changes something");
+        } else {
+            let ids = self.machine_ids();
+            if ids.is_empty() {
+                return;
+            }
+            let (id, draw) = (self.rng.pick(&ids), self.rng.draw());
+            let Some(machine) = self.place(id).and_then(|place| place.machine.as_mut()) else { return };
+            let Some(event) = against_machine(machine, draw) else { return };
+            let (before, mut actions) = (format!("{machine:?}"), Vec::new());
+            let result = machine.handle(later, &event, &mut actions);
+            assert!(result.is_err() && actions.is_empty(), "{event:?}: {result:?}, {actions:?}");
+            assert_eq!(before, format!("{machine:?}"), "{event:?} is refused and changes something");
+        }
+    }
+}
+
+fn against_cluster(cluster: &Cluster, live: Option<RequestId>, draw: u64) -> Option<ClusterEvent> {
+    let unknown = MachineId { index: cluster.machines_len() + 3, incarnation: 1 };
+    let known = cluster.load(0).map(|load| load.machine);
+    let join = Join {
+        machine: unknown,
+        role: splitcore_core::event::Role::Mixed,
+        kv_capacity_tokens: 10,
+        speed_weight: 1,
+        link: None,
+        costs: None,
+    };
+    let registration =
+        |join| Registration { join, epoch: cluster.epoch(), report: Report::default(), claims: Vec::new() };
+    Some(match draw % 9 {
+        0 => ClusterEvent::Arrive(Arrival::new(live?.0, 4, 4)),
+        1 => ClusterEvent::Arrive(Arrival::new(u64::MAX, 0, 4)),
+        2 => ClusterEvent::Arrive(Arrival { pin_token: Some(unknown.index), ..Arrival::new(u64::MAX, 1, 1) }),
+        3 => ClusterEvent::Join(join),
+        4 => ClusterEvent::Join(Join { machine: known?, ..join }),
+        5 => {
+            let epoch = Epoch(cluster.epoch().0 + 1);
+            ClusterEvent::Register(Registration { epoch, ..registration(join) })
+        }
+        6 => {
+            let older = MachineId { index: 0, incarnation: known?.incarnation.checked_sub(1)? };
+            ClusterEvent::Register(registration(Join { machine: older, ..join }))
+        }
+        7 => ClusterEvent::Register(registration(Join { kv_capacity_tokens: 0, ..join })),
+        _ if draw & 0x100 == 0 => ClusterEvent::Disconnect { machine: unknown },
+        _ => ClusterEvent::Notice { from: unknown, notice: Notice::Report(Report::default()) },
+    })
+}
+
+fn against_machine(machine: &Machine, draw: u64) -> Option<MachineEvent> {
+    let key = LegKey { request: RequestId(u64::MAX), attempt: Attempt(1) };
+    let work = Work {
+        prompt_tokens: u32::MAX / 2,
+        start: 0,
+        upto: Upto::End,
+        max_new_tokens: 1,
+        terms: Terms::default(),
+    };
+    let first = machine.leg_keys().min();
+    let command = |command| MachineEvent::Command { epoch: machine.epoch(), seq: AssignmentSeq(0), command };
+    let source = MachineId { index: 7, incarnation: 9 };
+    let pass = machine.plan().pass;
+    Some(match draw % 6 {
+        0 => command(Command::Compute {
+            key: first?,
+            order: Order(0),
+            work: Work { prompt_tokens: 1, ..work },
+        }),
+        1 => command(Command::Compute { key, order: Order(0), work }),
+        2 => command(Command::Reserve { key, order: Order(0), work, source }),
+        3 => MachineEvent::IterationDone { pass: pass + 1, ended: Vec::new() },
+        4 if machine.is_running() => MachineEvent::IterationDone { pass, ended: vec![key] },
+        4 => MachineEvent::IterationDone { pass, ended: Vec::new() },
+        _ => {
+            let claims = machine.claims();
+            let runs = |held| matches!(held, Held::Leg { .. } | Held::Closing);
+            let last = claims.iter().find(|claim| !claim.work.hands_over() && runs(claim.held));
+            command(Command::Send { key: last?.key, to: source, mode: Mode::Serialized })
+        }
+    })
+}

@@ -1,0 +1,191 @@
+//! The engine of each machine, and what its driver does with tokens.
+
+use splitcore_core::event::{Held, MachineEvent};
+use splitcore_core::id::{LegKey, MachineId};
+use splitcore_core::leg::{Command, Compute, Inbound};
+use splitcore_core::machine::{BatchPlan, Machine};
+
+use super::links::Message;
+use super::{Event, World};
+
+/// What an engine knows of a leg.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Context {
+    /// Whose prompt.
+    pub(super) owner: usize,
+    /// Output tokens it has.
+    pub(super) has: u32,
+    /// Of these, the ones that came with its prompt.
+    pub(super) resumed: u32,
+    /// Its KV comes with one more token, which its source sampled.
+    pub(super) follows: bool,
+    /// Its tokens are not sent: the Cluster has yet to say from where on.
+    pub(super) muted: bool,
+}
+
+impl World {
+    /// What the engine reads from a command.
+    pub(super) fn learn(&mut self, id: MachineId, command: &Command, owner: Option<usize>) {
+        let (Command::Reserve { key, work, .. }
+        | Command::Compute { key, work, .. }
+        | Command::Keep { key, work, .. }) = *command
+        else {
+            return;
+        };
+        let Some(owner) = owner else { panic!("{command:?} without a prompt") };
+        let prompt_tokens = self.submitted[owner].client.prompt_tokens;
+        let has = work.terms.resumed_tokens;
+        assert_eq!(work.prompt_tokens, prompt_tokens + has, "{command:?} for a prompt of {prompt_tokens}");
+        let follows = work.start >= work.prompt_tokens;
+        let context = Context { owner, has, resumed: has, follows, muted: false };
+        let Some(place) = self.place(id) else { return };
+        if matches!(command, Command::Keep { .. }) {
+            place.contexts.entry(key).or_insert(context);
+        } else {
+            place.contexts.insert(key, context);
+        }
+    }
+
+    fn context(&self, id: MachineId, key: LegKey) -> Context {
+        let context = self.places[id.index as usize].contexts.get(&key).copied();
+        context.unwrap_or_else(|| panic!("{id:?} knows nothing of {key:?}"))
+    }
+
+    /// Prompt and output tokens so far.
+    fn context_tokens(&self, id: MachineId, key: LegKey) -> u32 {
+        let context = self.context(id, key);
+        self.submitted[context.owner].client.prompt_tokens + context.has
+    }
+
+    pub(super) fn run_pass(&mut self, id: MachineId, pass: u64) {
+        let Some(machine) = self.machine(id) else { return };
+        let plan = machine.plan().clone();
+        assert_eq!(plan.pass, pass);
+        self.check_plan(id, &plan);
+        let (low, high) = self.setup.pass_ns;
+        let took = self.rng.within(low, high);
+        for put in plan.puts {
+            self.put(id, put, Some(took));
+        }
+        self.push(self.now + took, Event::PassDone { machine: id, pass });
+    }
+
+    /// The limits of a batch, its sums, and first come first served.
+    fn check_plan(&self, id: MachineId, plan: &BatchPlan) {
+        let config = self.setup.machines[id.index as usize].config;
+        let items = plan.prefills.len() + plan.decodes.len();
+        let tokens = plan.prompt_tokens as usize + plan.decodes.len();
+        assert!(items <= config.batch_requests_max as usize, "{plan:?}");
+        assert!(tokens <= config.batch_tokens_max as usize || items == 1, "{plan:?}");
+        let context = |key: &LegKey| u64::from(self.context_tokens(id, *key));
+        assert_eq!(plan.context_tokens, plan.decodes.iter().map(context).sum::<u64>());
+        for item in &plan.prefills {
+            let whole = item.start == 0 && item.samples;
+            assert!(!whole || item.tokens == self.context_tokens(id, item.key), "{item:?}");
+        }
+        let Some(machine) = self.machine(id).filter(|_| !plan.prefills.is_empty()) else { return };
+        check_prompt_order(machine, plan);
+    }
+
+    pub(super) fn pass_done(&mut self, id: MachineId, pass: u64) {
+        let Some(machine) = self.machine(id) else { return };
+        let plan = machine.plan().clone();
+        let sampled = plan.prefills.iter().filter(|item| item.samples).map(|item| item.key);
+        let mut ended = Vec::new();
+        for key in sampled.chain(plan.decodes.iter().copied()).collect::<Vec<_>>() {
+            if self.sample(id, key) {
+                ended.push(key);
+            }
+        }
+        self.tell_machine(id, &MachineEvent::IterationDone { pass, ended });
+    }
+
+    /// One more token of a leg. Returns whether it was the last.
+    fn sample(&mut self, id: MachineId, key: LegKey) -> bool {
+        self.add_token(id, key);
+        let context = self.context(id, key);
+        let ends = context.has >= self.submitted[context.owner].client.output_tokens;
+        if ends {
+            self.out.ended_at.entry(context.owner).or_insert(self.out.lines.len());
+        }
+        ends
+    }
+
+    /// A machine has one more token of a leg, and sends it.
+    pub(super) fn add_token(&mut self, id: MachineId, key: LegKey) {
+        let Some(place) = self.place(id) else { return };
+        let in_session = place.session.is_some() && place.orphaned_at.is_none();
+        let context = place.contexts.get_mut(&key);
+        let Some(context) = context else { panic!("{id:?} knows nothing of {key:?}") };
+        context.has += 1;
+        // In a new session, before the Cluster has said from where on it needs them, all come first that it may
+        // lack: the gateway drops what it has.
+        let first = if context.muted { context.resumed + 1 } else { context.has };
+        context.muted &= !in_session;
+        let context = *context;
+        if in_session {
+            (first..=context.has).for_each(|index| self.send_token(id, key, context, index));
+        }
+    }
+
+    fn send_token(&mut self, id: MachineId, key: LegKey, context: Context, index: u32) {
+        // An engine that went on only to hear that it had ended has nothing to send.
+        if index <= self.submitted[context.owner].client.output_tokens {
+            self.say(id, Message::Token { key, index, owner: context.owner });
+        }
+    }
+
+    /// The Cluster says from which token on it needs them.
+    pub(super) fn resend(&mut self, id: MachineId, key: LegKey, delivered: u32) {
+        let context = self.place(id).and_then(|place| place.contexts.get_mut(&key));
+        let Some(context) = context else { panic!("{id:?} knows nothing of {key:?}") };
+        context.muted = false;
+        let context = *context;
+        for index in delivered + 1..=context.has {
+            self.send_token(id, key, context, index);
+        }
+    }
+
+    /// The token that the source sampled comes with the last layer.
+    pub(super) fn follow(&mut self, id: MachineId, key: LegKey) {
+        let context = self.place(id).and_then(|place| place.contexts.get_mut(&key));
+        if context.is_some_and(|context| std::mem::take(&mut context.follows)) {
+            self.add_token(id, key);
+        }
+    }
+
+    pub(super) fn count_evicted(&mut self, id: MachineId) {
+        if let Some(machine) = self.machine(id) {
+            self.out.counters.evicted += machine.counters().evicted;
+        }
+    }
+
+    pub(super) fn legs_on(&self, id: MachineId) -> Vec<LegKey> {
+        self.machine(id).map_or(Vec::new(), |machine| machine.leg_keys().collect())
+    }
+}
+
+/// Prompts start in the order of arrival: none that waits came before one that starts. Where a pass would be empty,
+/// legs whose KV has landed may go past prompts that wait for blocks.
+fn check_prompt_order(machine: &Machine, plan: &BatchPlan) {
+    let claims = machine.claims();
+    let order = |key: LegKey| {
+        let here = claims.binary_search_by_key(&key, |claim| claim.key).ok();
+        here.map(|at| claims[at].order)
+    };
+    let starts: Vec<_> = plan.prefills.iter().map(|item| order(item.key)).collect();
+    assert!(starts.is_sorted(), "prompts start out of order: {plan:?}");
+    let landed = |key| machine.leg(key).is_some_and(|(state, _)| state.inbound == Inbound::Ready);
+    if plan.decodes.is_empty() && plan.prefills.iter().all(|item| landed(item.key)) {
+        return;
+    }
+    let last = starts.last().copied().flatten();
+    for claim in &claims {
+        let waits = matches!(claim.held, Held::Leg { state, .. } if state.compute == Compute::Queued);
+        assert!(
+            !waits || Some(claim.order) > last,
+            "{:?} waits while a later one starts: {plan:?}",
+            claim.key
+        );
+    }
+}
