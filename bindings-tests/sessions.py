@@ -7,7 +7,6 @@ from collections import deque
 from dataclasses import dataclass, field
 
 import splitcore
-from clusters import SECOND
 
 ROLES = ("prompt", "token", "token", "mixed")
 BLOCKS, BLOCK_TOKENS = 24, 16

@@ -7,7 +7,7 @@ from typing import Any, Literal, Self, final
 import numpy as np
 from numpy.typing import NDArray
 
-from splitcore.schema import CostTable, Summary
+from splitcore.schema import CostTable, Summary, SwarmSummary
 
 __all__ = [
     "Cluster",
@@ -32,6 +32,7 @@ __all__ = [
     "Why",
     "profile_fit",
     "simulate",
+    "swarm",
 ]
 
 class SplitcoreError(Exception):
@@ -813,4 +814,30 @@ def profile_fit(csv_path: str | PathLike[str], out_path: str | PathLike[str]) ->
     Raises:
         InputError: If a line is bad.
         SplitcoreError: If a file cannot be read or written.
+    """
+
+def swarm(
+    *,
+    seeds: int = 300,
+    from_seed: int = 0,
+    jobs: int | None = None,
+    progress: Callable[[int, int], object] | None = None,
+) -> SwarmSummary:
+    """Run random worlds full of faults around the scheduler and check every invariant after every event.
+
+    A world is one cluster, some machines, sessions, engines, transfers and clients, all drawn from the seed, and all
+    of it fails: see ``docs/failures.md``. Afterwards it heals, and every accepted request must end. The same seeds
+    always give the same result, whatever `jobs` is. Ctrl-C works between seeds.
+
+    Args:
+        seeds: How many, at least 1.
+        from_seed: The first of them, 0 to 2^64 - 1.
+        jobs: Threads, 1 to 1024; None is one for each processor.
+        progress: Called now and then with the seeds that have ended and the total; what it raises ends the run.
+
+    Returns:
+        What was found; a seed that failed is in its ``failed`` and no error.
+
+    Raises:
+        ConfigError: If an argument is out of range.
     """

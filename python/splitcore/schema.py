@@ -1,4 +1,4 @@
-"""The shapes of plain data: `Report.summary`, which is also the JSON that the command line writes, and cost tables.
+"""The shapes of plain data: cost tables, and what runs tell, which is also the JSON that the command line writes.
 
 Units stand last in names. Latencies are over all submitted requests, and one that did not finish counts as infinitely
 late; ``None`` stands for infinity, and for no value at all.
@@ -11,9 +11,11 @@ __all__ = [
     "OUTCOMES",
     "PERCENTILES",
     "Admission",
+    "CellHits",
     "CostKnot",
     "CostTable",
     "Distribution",
+    "FailedSeed",
     "Faults",
     "Gaps",
     "Limits",
@@ -30,6 +32,7 @@ __all__ = [
     "Slos",
     "Slowdowns",
     "Summary",
+    "SwarmSummary",
     "Transfers",
     "VisibleTime",
 ]
@@ -266,3 +269,49 @@ class Summary(TypedDict):
     """What the run took; all else is the same for the same options."""
     digest: str
     """Equal for equal runs, whatever the machine, process or number of threads."""
+
+
+class CellHits(TypedDict):
+    """One cell of the table in ``docs/failures.md``."""
+
+    state: str
+    """Of a leg, as the table names it."""
+    failure: str
+    """What the leg met."""
+    hits: int
+
+
+class FailedSeed(TypedDict):
+    """A seed whose world broke an invariant."""
+
+    seed: int
+    what: str
+    """What did not hold, and where that is written."""
+    last_events: list[str]
+    """The last events and the actions that followed each."""
+
+
+class SwarmSummary(TypedDict):
+    """Everything a swarm tells; all but `jobs` and `wall_s` is the same for the same seeds and code."""
+
+    version: str
+    commit: str | None
+    """Of the sources that were built, ``-dirty`` where they differ from it; None where that is not known."""
+    from_seed: int
+    """The first seed."""
+    seeds: int
+    jobs: int
+    """Threads."""
+    wall_s: float
+    events: int
+    """Events of the seeds that went well."""
+    events_median: int
+    faults_median: int
+    digest: str
+    """Equal where every action of every seed was."""
+    counters: dict[str, int]
+    """What happened in all worlds together, each by its name."""
+    cells: list[CellHits]
+    """Every cell that can be met."""
+    failed: list[FailedSeed]
+    """By seed."""
