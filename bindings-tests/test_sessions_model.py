@@ -110,4 +110,4 @@ class Sessions(RuleBasedStateMachine):
 
 
 TestSessions = Sessions.TestCase
-TestSessions.settings = settings(max_examples=60, stateful_step_count=40)
+TestSessions.settings = settings(max_examples=300, stateful_step_count=50)

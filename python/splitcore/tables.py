@@ -34,6 +34,7 @@ _LATENCIES: tuple[_Latency, ...] = (
 )
 _Column = Literal[Percentile, "mean", "max"]
 _COLUMNS: tuple[_Column, ...] = (*PERCENTILES, "mean", "max")
+_MISSED_SHOWN = 12
 _BATCHED: tuple[Literal["decode_tokens", "prompt_tokens"], ...] = ("decode_tokens", "prompt_tokens")
 
 
@@ -170,7 +171,8 @@ def _cells(summary: SwarmSummary) -> Iterable[RenderableType]:
         told = "-" if least is None else f"{least['state']}: {least['hits']:,}"
         table.add_row(failure, f"{sum(cell['hits'] for cell in hit):,}", f"{len(hit)} of {len(cells)}", told)
     yield table
-    yield Text(f"{len(missed)} cells never hit" + (f": {'; '.join(missed)}" if 0 < len(missed) <= 12 else ""))
+    which = f": {'; '.join(missed)}" if len(missed) <= _MISSED_SHOWN else "; --json lists them"
+    yield Text(f"{len(missed)} cells never hit" + which if missed else "every cell hit")
 
 
 def _table(*headings: str) -> Table:
