@@ -22,8 +22,8 @@ class Sessions(RuleBasedStateMachine):
         self.restarts = 0
 
     @rule(
-        prompts=st.lists(st.sampled_from([1, 20, 100, 200]), min_size=1, max_size=3),
-        outputs=st.integers(1, 6),
+        prompts=st.lists(st.sampled_from([1, 20, 100, 170, 200]), min_size=1, max_size=3),
+        outputs=st.sampled_from([1, 2, 3, 6, 30]),
         spare=st.sampled_from([0, 20]),
     )
     def arrive(self, prompts, outputs, spare):
