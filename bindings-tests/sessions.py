@@ -10,7 +10,7 @@ import splitcore
 
 ROLES = ("prompt", "token", "token", "mixed")
 BLOCKS, BLOCK_TOKENS = 24, 16
-GRACE_S = 2.0
+GRACE_S = 4.0
 
 
 def leg_key(request, attempt=1):
@@ -374,6 +374,21 @@ class World:
                 self.to_machine[index].clear()
         self.start_cluster(GRACE_S)
 
+    # What can happen next without a fault.
+
+    def steps(self):
+        running = [index for index, host in enumerate(self.hosts) if host.machine and host.machine.loads()["running"]]
+        moving = [("transfer", place) for place in self.transfers]
+        return self.lines() + moving + [("pass", index) for index in running]
+
+    def step(self, kind, at):
+        if kind == "transfer":
+            return self.move(at)
+        if kind == "pass":
+            return self.run_pass(at)
+        self.deliver(kind, at)
+        return True
+
     # Time.
 
     def advance(self, by_ns):
@@ -393,16 +408,10 @@ class World:
             for index in range(len(ROLES)):
                 self.come_back(index)
                 moved |= self.register(index)
-            for kind, at in self.lines():
-                moved = True
-                # What one message does can clear another line.
-                if (kind, at) in self.lines():
-                    self.deliver(kind, at)
-            for place in list(self.transfers):
-                if place in self.transfers:
-                    moved |= self.move(place)
-            for index in range(len(ROLES)):
-                moved |= self.run_pass(index)
+            for kind, at in self.steps():
+                # What one step does can take another away.
+                if (kind, at) in self.steps():
+                    moved |= self.step(kind, at)
             if moved:
                 continue
             machines = [host.machine for host in self.hosts]
