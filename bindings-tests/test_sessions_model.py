@@ -3,7 +3,7 @@
 The rules are what can happen; afterwards everything heals, and each request must have ended once, with its tokens.
 """
 
-from hypothesis import settings
+from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -109,4 +109,6 @@ class Sessions(RuleBasedStateMachine):
 
 
 TestSessions = Sessions.TestCase
-TestSessions.settings = settings(max_examples=400, stateful_step_count=50)
+TestSessions.settings = settings(
+    max_examples=400, stateful_step_count=50, phases=set(Phase) - {Phase.explain}, report_multiple_bugs=False
+)
