@@ -241,7 +241,7 @@ def test_at_the_managed_level_commands_wait_for_handle():
     made.place(1, 1000, 10)
     handled = made.handle([])
     commands = [action["command"]["type"] for action in handled.actions if action["type"] == "command"]
-    assert commands == ["reserve", "start", "compute", "send"]
+    assert commands == ["reserve", "compute", "send"]
     assert made.handle([]).actions == []
 
 

@@ -92,7 +92,8 @@ impl Books for Managed {
         self.notify(placed.prompt, Notice::PrefillDone { key: placed.key(), sampled: true });
         self.machines[placed.prompt as usize].kv_tokens -= u64::from(placed.prompt_tokens);
         let report = self.report(placed.prompt);
-        self.notify(placed.prompt, Notice::Released { key: placed.key(), to: None, report });
+        let to = Some(MachineId { index: placed.token, incarnation: 1 });
+        self.notify(placed.prompt, Notice::Released { key: placed.key(), to, report });
     }
 
     fn finish(&mut self, placed: &Placed) {

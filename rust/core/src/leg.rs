@@ -193,6 +193,9 @@ pub enum Command {
         work: Work,
         /// Who will write.
         source: MachineId,
+        /// Whether it may compute as soon as everything has landed, without a `Start`.
+        #[cfg_attr(feature = "serde", serde(default))]
+        start: bool,
     },
     /// Run a leg that starts from nothing.
     Compute {

@@ -606,7 +606,7 @@ fn layers_that_land_before_the_pass_is_over_free_the_source_with_it() {
 fn a_leg_starts_when_everything_is_here_and_the_cluster_has_said_so() {
     let mut bench = Bench::new(20);
     let (key, order, work) = (key(1), Order(1), destination(4));
-    bench.command(Command::Reserve { key, order, work, source: id(1) });
+    bench.command(Command::Reserve { key, order, work, source: id(1), start: false });
     bench.act(&MachineEvent::LayersLanded { key, layers: 1, of: 3 });
     assert_eq!(bench.machine.leg(key).unwrap().0.inbound, Inbound::Receiving);
     bench.act(&MachineEvent::LayersLanded { key, layers: 3, of: 3 });
@@ -698,7 +698,7 @@ fn any_event(machine: &Machine, seq: u64, state: &mut u64) -> MachineEvent {
     match draw(state, 22) {
         0 => command(Command::Compute { key, order, work }),
         1 | 2 => command(Command::Compute { key, order, work: first }),
-        3 | 4 => command(Command::Reserve { key, order, work: second, source: peer }),
+        3 | 4 => command(Command::Reserve { key, order, work: second, source: peer, start: seq % 2 == 0 }),
         5 | 6 => command(Command::Send { key, to: peer, mode }),
         7 => command(Command::Start { key }),
         8 | 9 => command(Command::Abort { key }),

@@ -671,3 +671,27 @@ fn regression_a_leg_that_ends_between_keep_and_abort_is_kept_once() {
     bench.command(Command::Release { key: key(1) });
     assert_eq!(bench.machine.kept(), 0);
 }
+
+#[test]
+fn regression_a_grant_said_again_for_a_leg_that_is_gone_goes_with_what_landed() {
+    let mut bench = Bench::new(10);
+    // The session was new, so the destination granted again; meanwhile the leg was given up here.
+    bench.grant(id(1), 7);
+    bench.peer(id(1), Peer::Landed { key: key(7) });
+    bench.compute(7, source(4));
+    bench.send(7, id(1), Mode::Serialized);
+    assert_eq!(puts(&bench.pass(&[])), 0, "nobody has set blocks aside for it");
+}
+
+#[test]
+fn regression_a_record_is_not_given_away_for_a_keep_that_may_not_have_arrived() {
+    let mut head = second_cluster(100);
+    let here = Held::Leg { state: LegState::QUEUED, mode: None };
+    registers(&mut head, id(0), 1, report(1), vec![claim(key(1), 0, whole(10), here)]);
+    registers(&mut head, id(1), 1, report(1), Vec::new());
+    let kept = commands(&head.act(&ClusterEvent::Lose { machine: id(0) }));
+    assert!(matches!(kept[..], [(1, Command::Keep { .. })]), "{kept:?}");
+    let ended = vec![claim(key(1), 0, whole(10), Held::Finished)];
+    let told = commands(&registers(&mut head, id(2), 1, report(1), ended));
+    assert_eq!(told, [(1, Command::Release { key: key_at(1, 2) })]);
+}

@@ -1,5 +1,5 @@
 //! Runs seeds: `cargo run --profile swarm -p splitcore-swarm --example swarm -- --seeds 300 --from 0 --jobs 2`. With
-//! `--trace`, all events of the first one.
+//! `--trace`, all events of the first one; with `--cells`, how often each state met each failure.
 
 use std::io::Write;
 
@@ -20,6 +20,15 @@ fn print(out: &mut impl Write, summary: &Summary) -> std::io::Result<()> {
     let counted: Vec<String> =
         summary.counters.named().iter().map(|(name, count)| format!("{name} {count}")).collect();
     writeln!(out, "{}\n{} cells hit", counted.join(", "), summary.hits.len())?;
+    if std::env::args().any(|arg| arg == "--cells") {
+        for ((state, failure), count) in &summary.hits {
+            writeln!(
+                out,
+                "{:?} {:?} {:?} {failure:?} {count}",
+                state.compute, state.inbound, state.outbound
+            )?;
+        }
+    }
     let mut kinds = std::collections::BTreeMap::new();
     for failed in &summary.failed {
         let words: String = failed.what.chars().filter(|letter| !letter.is_ascii_digit()).take(160).collect();

@@ -1,5 +1,7 @@
 //! What goes wrong in a run, and when. Faults come by the count of events, so that they meet a world that is busy.
 
+use splitcore_core::leg::{Compute, Inbound, LegState, Outbound};
+
 use crate::rng::Rng;
 
 /// One fault.
@@ -9,6 +11,8 @@ pub struct Fault {
     pub at_event: u64,
     /// What.
     pub kind: FaultKind,
+    /// It waits until a leg is in this state, and then meets that leg.
+    pub aim: Option<LegState>,
 }
 
 /// What goes wrong. Machines are named by their place; a fault that meets an empty one goes to the next.
@@ -105,13 +109,29 @@ impl Faults {
 /// Cluster restarts in one run, at most.
 const RESTARTS_MAX: usize = 2;
 
+/// States that a leg is in for moments only: chance alone hardly ever meets them.
+const RARE: [(Compute, Inbound, Outbound); 12] = [
+    (Compute::Prefilling, Inbound::None, Outbound::Released),
+    (Compute::Prefilling, Inbound::None, Outbound::Draining),
+    (Compute::Prefilling, Inbound::None, Outbound::Sending),
+    (Compute::Prefilling, Inbound::Ready, Outbound::None),
+    (Compute::Held, Inbound::None, Outbound::Draining),
+    (Compute::Done, Inbound::None, Outbound::Draining),
+    (Compute::Evicted, Inbound::None, Outbound::None),
+    (Compute::Evicted, Inbound::Ready, Outbound::None),
+    (Compute::Queued, Inbound::Ready, Outbound::None),
+    (Compute::Waiting, Inbound::Receiving, Outbound::None),
+    (Compute::Waiting, Inbound::Ready, Outbound::None),
+    (Compute::Waiting, Inbound::Draining, Outbound::None),
+];
+
 /// Kinds on and off, and how many of them.
 pub(crate) fn random(rng: &mut Rng, events: u64, machines: u64) -> Faults {
     let mut kinds: Vec<u64> = (0..10).filter(|_| rng.chance(500)).collect();
     if kinds.is_empty() {
         kinds = (0..10).collect();
     }
-    let count = rng.within(8, 40);
+    let (count, aimed_permille) = (rng.within(10, 45), rng.pick(&[0, 300]));
     let mut restarts = 0;
     let mut list = Vec::new();
     for _ in 0..count {
@@ -119,7 +139,11 @@ pub(crate) fn random(rng: &mut Rng, events: u64, machines: u64) -> Faults {
         let kind = one(rng, kind, machines);
         restarts += usize::from(kind.is_restart());
         let kind = if kind.is_restart() && restarts > RESTARTS_MAX { FaultKind::Cancel } else { kind };
-        list.push(Fault { at_event: rng.below(events), kind });
+        let aim = rng.chance(aimed_permille).then(|| {
+            let (compute, inbound, outbound) = rng.pick(&RARE);
+            LegState { compute, inbound, outbound }
+        });
+        list.push(Fault { at_event: rng.below(events), kind, aim });
     }
     list.sort_by_key(|fault| fault.at_event);
     Faults {

@@ -77,6 +77,8 @@ pub struct Setup {
     pub delay_ns: (u64, u64),
     /// Time of a pass.
     pub pass_ns: (u64, u64),
+    /// So much later, at most, does the engine say that a pass is over.
+    pub engine_lag_ns: u64,
     /// Time of a transfer.
     pub transfer_ns: (u64, u64),
     /// Layers whose landing is told.
@@ -132,6 +134,7 @@ impl Setup {
             heals_at_event: expected + rng.below(500),
             delay_ns: rng.pick(&[(0, 0), (10, 10), (0, 100), (0, 5_000)]),
             pass_ns: if slow { (100, 5_000) } else { rng.pick(&[(1, 1), (50, 200)]) },
+            engine_lag_ns: rng.pick(&[0, 0, 3_000]),
             transfer_ns: rng.pick(&[(0, 0), (10, 300), (100, 20_000)]),
             layers: rng.pick(&[1, 1, 3]),
             heartbeat_ns: rng.pick(&[2_000, 20_000]),
@@ -173,7 +176,7 @@ impl Setup {
         let limits = machine.map(|config| {
             config.park_limit_ns + config.transfer_limit_ns.unwrap_or(0) * 6 + config.report_interval_ns
         });
-        let passes = self.pass_ns.1 * 200;
+        let passes = (self.pass_ns.1 + self.engine_lag_ns) * 200;
         let cluster = &self.cluster;
         let waits =
             cluster.park_limit_ns + cluster.rejoin_limit_ns + cluster.retry_interval_ns + self.grace_ns;

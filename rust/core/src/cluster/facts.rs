@@ -51,8 +51,16 @@ impl Cluster {
                 Applied::Yes
             }
             Notice::Released { key, to, report } => {
-                self.take_report(from, report, actions);
+                // What is released changes the machine's place in the indexes as well: once is enough.
+                let settled = from.is_none_or(|machine| {
+                    let entry = self.entry(machine);
+                    entry.take_report(report);
+                    entry.pooled != report.over_quarantine
+                });
                 let applied = self.released(from, key, to, report.seq, actions);
+                if !settled || !applied.is_yes() {
+                    self.take_report(from, report, actions);
+                }
                 self.retry(actions);
                 applied
             }
@@ -246,6 +254,7 @@ impl Cluster {
             return Applied::Yes;
         }
         match self.find_leg(from, key, |leg| !leg.booking.decodes) {
+            Some((slot, at)) if to.is_none() && self.is_managed() => self.dropped(slot, at, actions),
             Some((slot, 0)) => {
                 self.handed_over(slot, to, actions);
                 self.touch_lease(slot);

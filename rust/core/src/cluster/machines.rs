@@ -235,6 +235,11 @@ impl MachineEntry {
         self.kv_load = report.kv_tokens + self.later_kv + self.unsent_kv;
     }
 
+    /// Whether its last report leaves hope for a block.
+    pub(crate) fn may_have_room(&self) -> bool {
+        !self.reports || self.report.free_blocks > 0
+    }
+
     /// Whether nothing is on it, by our books and by its own: a leg that has ended may still be read by a transfer.
     pub(crate) fn is_empty(&self) -> bool {
         self.legs == 0 && self.closing == 0 && self.report.legs == 0

@@ -335,7 +335,7 @@ impl Cluster {
         self.requests.get_mut(slot).legs[0] = Some(first);
     }
 
-    /// Reserve and Start at the second leg's machine.
+    /// Reserve at the second leg's machine.
     pub(super) fn command_reserve(&mut self, slot: u32, actions: &mut Vec<ClusterAction>) {
         let request = self.requests.get(slot);
         let (Some(source), Some(mut second)) = (request.legs[0].and_then(|leg| leg.machine), request.legs[1])
@@ -344,9 +344,13 @@ impl Cluster {
         };
         let Some(machine) = second.machine else { return };
         let (key, order, work) = (request.key(), request.order, request.work(&second));
-        let reserve = Command::Reserve { key, order, work, source };
+        // Splitwise decodes as soon as it can; Microserving's start is a call of its own.
+        let start = self.config.cut == Cut::AtPrompt;
+        let reserve = Command::Reserve { key, order, work, source, start };
         second.seq = self.command(machine, Some(&mut second.booking), reserve, actions);
-        self.command(machine, None, Command::Start { key }, actions);
+        if !start {
+            self.command(machine, None, Command::Start { key }, actions);
+        }
         self.requests.get_mut(slot).legs[1] = Some(second);
     }
 

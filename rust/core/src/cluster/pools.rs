@@ -224,7 +224,12 @@ impl View<'_> {
         let pools = [(Role::Token, Step::Own), (Role::Mixed, Step::Mixed), (Role::Prompt, Step::Opposite)];
         pools.into_iter().find_map(|(pool, step)| {
             let keys = self.pools.index(pool, Side::Token).iter();
-            let has_room = |machine| !except.contains(&machine) && !self.is_over(machine, Side::Token, ask);
+            // One that said that it has no block left refuses; its next report may say otherwise.
+            let has_room = |machine: u32| {
+                !except.contains(&machine)
+                    && !self.is_over(machine, Side::Token, ask)
+                    && self.machines[machine as usize].may_have_room()
+            };
             let least = keys.filter(|key| has_room(key.machine())).min();
             least.map(|key| Pick { machine: key.machine(), step })
         })

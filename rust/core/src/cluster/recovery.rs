@@ -251,12 +251,24 @@ impl Cluster {
                     self.unreserved.remove(&waits);
                 }
             }
-            _ => {
-                self.leave(slot, at, actions);
-                self.fault(slot, actions);
-            }
+            _ => self.fault(slot, actions),
         }
         Applied::Yes
+    }
+
+    /// A machine has dropped a leg that we did not give up: it had been without a Cluster for too long.
+    pub(super) fn dropped(&mut self, slot: u32, at: usize, actions: &mut Vec<ClusterAction>) -> Applied {
+        match (at, self.requests.get(slot).legs) {
+            (0, [_, Some(next)]) if next.is_ready() => {
+                self.leave(slot, 0, actions);
+                Applied::Yes
+            }
+            (0, _) => {
+                self.fault(slot, actions);
+                Applied::Yes
+            }
+            _ => self.gone(slot, at, actions),
+        }
     }
 
     /// A machine cannot go on with a leg: it runs elsewhere, and that is no fault.
@@ -295,7 +307,7 @@ impl Cluster {
             return false;
         }
         let Some(first) = request.legs[0] else { return true };
-        let unreserved = second.machine.is_none() && first.state.compute == Compute::Held;
+        let unreserved = second.state.inbound == Inbound::Reserving && first.state.compute == Compute::Held;
         unreserved || first.machine.is_some_and(|id| is_past(self.machines[id.index as usize].went_on_at))
     }
 

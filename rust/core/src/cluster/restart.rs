@@ -26,6 +26,7 @@ impl Cluster {
             match if over || !self.is_recovering() { None } else { self.adopted_slot(claim, actions) } {
                 Some(slot) if claim.held == Held::Kept => self.adopt_kept(slot, machine, claim, actions),
                 Some(slot) => self.adopt_leg(slot, machine, claim, actions),
+                None if self.keeps(machine, claim, actions) => {}
                 None => self.dismiss(machine, claim, actions),
             }
         }
@@ -64,6 +65,20 @@ impl Cluster {
             (request.resumed_from, request.delivered) = (resumed, request.delivered.max(resumed));
         }
         Some(slot)
+    }
+
+    /// A record of an earlier attempt is one of the request all the same, and of a machine that is known to have it:
+    /// better than a `Keep` that may not have arrived.
+    fn keeps(&mut self, machine: MachineId, claim: &Claim, actions: &mut Vec<ClusterAction>) -> bool {
+        let Some(slot) = self.requests.find(claim.key.request) else { return false };
+        let request = self.requests.get(slot);
+        let is_record = matches!(claim.held, Held::Kept | Held::Finished);
+        if !is_record || !request.parked || request.order != claim.order {
+            return false;
+        }
+        self.acknowledged(slot, actions);
+        self.requests.get_mut(slot).keeper = Some(Box::new((claim.key, machine)));
+        true
     }
 
     fn adopt_kept(&mut self, slot: u32, machine: MachineId, claim: &Claim, actions: &mut Vec<ClusterAction>) {

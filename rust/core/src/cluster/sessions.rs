@@ -85,6 +85,7 @@ impl Cluster {
         let runs = |claim: &&Claim| matches!(claim.held, Held::Leg { .. } | Held::Finished);
         let here = registration.claims.iter().filter(runs).filter(|claim| self.is_live_on(claim, machine));
         let here: BTreeSet<LegKey> = here.map(|claim| claim.key).collect();
+        self.find_keepers(registration, actions);
         self.settle_closing(registration, actions);
         for claim in &registration.claims {
             let kept = self
@@ -108,7 +109,6 @@ impl Cluster {
         // What is still to come has been told again.
         self.entry(machine.index).drop_unarrived(last);
         self.refresh(machine.index);
-        self.find_keepers(registration, actions);
         self.go_home(machine.index, actions);
     }
 

@@ -153,6 +153,7 @@ impl Machine {
     }
 
     fn peer_landed(&mut self, from: MachineId, key: LegKey, actions: &mut Vec<MachineAction>) -> Applied {
+        self.forget_grant(from, key);
         let Some(slot) = self.legs.find(key) else { return self.late() };
         let leg = self.legs.get_mut(slot);
         let to_it = leg.to.is_some_and(|(to, _)| to == from);
@@ -173,10 +174,15 @@ impl Machine {
         Applied::Yes
     }
 
-    fn peer_abort(&mut self, from: MachineId, key: LegKey, actions: &mut Vec<MachineAction>) -> Applied {
+    /// A grant that waits for its leg is for nothing: it was said again, and the leg has gone meanwhile.
+    fn forget_grant(&mut self, from: MachineId, key: LegKey) {
         if self.early_grants.get(&key) == Some(&from) {
             self.early_grants.remove(&key);
         }
+    }
+
+    fn peer_abort(&mut self, from: MachineId, key: LegKey, actions: &mut Vec<MachineAction>) -> Applied {
+        self.forget_grant(from, key);
         let Some(slot) = self.legs.find(key) else {
             actions.push(MachineAction::Peer { to: from, message: Peer::AbortAck { key } });
             return self.late();

@@ -110,6 +110,8 @@ pub struct Machine {
     sends_waiting: VecDeque<LegKey>,
     /// Requests kept without a leg: ended ones until the Cluster has heard, and what it asked to keep.
     kept: Vec<Kept>,
+    /// How many of these the Cluster asked for.
+    kept_on_request: u32,
     /// Transfers by the time they will have taken too long; one that has ended leaves when it is first in line.
     stalls: VecDeque<(Time, LegKey)>,
     /// Since when there is work and none of it finds room.
@@ -155,6 +157,7 @@ impl Machine {
             sending: 0,
             sends_waiting: VecDeque::new(),
             kept: Vec::new(),
+            kept_on_request: 0,
             stalls: VecDeque::new(),
             stuck_since: None,
             epoch: Epoch(0),
@@ -239,8 +242,12 @@ impl Machine {
         actions: &mut Vec<MachineAction>,
     ) -> Result<Applied, EventError> {
         Ok(match command {
-            Command::Reserve { key, order, work, source } => {
-                self.reserve(key, order, work, source, seq, actions)?
+            Command::Reserve { key, order, work, source, start } => {
+                let applied = self.reserve(key, order, work, source, seq, actions)?;
+                if let Some(slot) = self.legs.find(key).filter(|_| start) {
+                    self.legs.get_mut(slot).started = true;
+                }
+                applied
             }
             Command::Compute { key, order, work } => self.compute(key, order, work)?,
             Command::Send { key, to, mode } => self.send(key, to, mode, actions)?,

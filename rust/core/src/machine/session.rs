@@ -82,37 +82,40 @@ impl Machine {
     }
 
     pub(super) fn keep(&mut self, key: LegKey, order: Order, work: Work) -> Applied {
-        match self.kept_at(key) {
-            Some(at) => self.kept[at].finished = None,
-            None => self.kept.push(Kept { key, order, work, finished: None }),
-        }
+        let _ = self.forget_kept(key);
+        self.kept.push(Kept { key, order, work, finished: None });
+        self.kept_on_request += 1;
         Applied::Yes
     }
 
-    /// A request has ended here: until the Cluster says that it knows.
+    /// A request has ended here: until the Cluster says that it knows. One to be kept is about to be given up, and its
+    /// end comes too late.
     pub(super) fn keep_finished(&mut self, key: LegKey, order: Order, work: Work, tokens: u32) {
-        // One to be kept is about to be given up: its end comes too late.
-        if self.kept_at(key).is_none() {
+        if self.kept_on_request == 0 || self.kept_at(key).is_none() {
             self.kept.push(Kept { key, order, work, finished: Some(tokens) });
         }
     }
 
     pub(super) fn release_kept(&mut self, key: LegKey) -> Applied {
-        let Some(at) = self.kept_at(key) else { return self.late() };
-        self.kept.swap_remove(at);
-        Applied::Yes
-    }
-
-    /// Few are kept at a time: each only until its `Release` is here.
-    fn kept_at(&self, key: LegKey) -> Option<usize> {
-        self.kept.iter().position(|kept| kept.key == key)
+        if self.forget_kept(key) { Applied::Yes } else { self.late() }
     }
 
     /// Forgets an end that the Cluster does not want any more.
     pub(super) fn forget_finished(&mut self, key: LegKey) {
-        if let Some(at) = self.kept_at(key).filter(|&at| self.kept[at].finished.is_some()) {
-            self.kept.swap_remove(at);
+        if self.kept_at(key).is_some_and(|at| self.kept[at].finished.is_some()) {
+            let _ = self.forget_kept(key);
         }
+    }
+
+    /// Few are kept at a time, each only until its `Release` is here; the oldest is released first.
+    fn kept_at(&self, key: LegKey) -> Option<usize> {
+        self.kept.iter().position(|kept| kept.key == key)
+    }
+
+    fn forget_kept(&mut self, key: LegKey) -> bool {
+        let Some(at) = self.kept_at(key) else { return false };
+        self.kept_on_request -= u32::from(self.kept.swap_remove(at).finished.is_none());
+        true
     }
 
     /// Says again where a leg stands, for all that the Cluster may have missed.

@@ -225,7 +225,8 @@ fn second(state: LegState) -> (Rig, u64) {
             rig
         }
         (C::Waiting, I::Ready) => {
-            let mut rig = Rig::new(config());
+            // Its `Start` is a command of its own, and still on its way.
+            let mut rig = Rig::new(ClusterConfig { cut: Cut::BeforeLast, ..config() });
             rig.arrive(1, PROMPT_TOKENS, 4);
             let reserved = rig.deliver(Link::Down(2));
             assert!(reserved);

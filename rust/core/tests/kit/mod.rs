@@ -93,8 +93,13 @@ impl Bench {
     }
 
     pub(crate) fn reserve(&mut self, request: u64, work: Work, source: MachineId) -> Vec<MachineAction> {
-        let mut actions =
-            self.command(Command::Reserve { key: key(request), order: Order(request), work, source });
+        let mut actions = self.command(Command::Reserve {
+            key: key(request),
+            order: Order(request),
+            work,
+            source,
+            start: false,
+        });
         actions.extend(self.command(Command::Start { key: key(request) }));
         actions
     }
@@ -232,7 +237,7 @@ impl Head {
 }
 
 pub(crate) fn report(seq: u64) -> Report {
-    Report { seq: AssignmentSeq(seq), ..Report::default() }
+    Report { seq: AssignmentSeq(seq), free_blocks: 100, ..Report::default() }
 }
 
 pub(crate) fn placement(actions: &[ClusterAction]) -> Option<Placement> {

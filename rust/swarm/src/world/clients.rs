@@ -40,8 +40,7 @@ impl World {
             return;
         }
         self.out.counters.sent += 1;
-        let live = Live { owner: index, order: None, first_attempt: 0, parked: false, adopted: false };
-        self.hosts[host].live.insert(request, live);
+        self.hosts[host].live.insert(request, Live::new(index));
         let arrival = Arrival {
             class: client.class,
             priority: client.priority,
@@ -151,7 +150,7 @@ impl World {
             return;
         }
         let of = &self.hosts[host];
-        let (Some(&live), Some(attempt), Some(delivered)) =
+        let (Some(live), Some(attempt), Some(delivered)) =
             (of.live.get(&key.request), of.cluster.attempt(key.request), of.cluster.delivered(key.request))
         else {
             return;

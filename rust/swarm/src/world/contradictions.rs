@@ -98,7 +98,7 @@ fn against_machine(machine: &Machine, draw: u64) -> Option<MachineEvent> {
             work: Work { prompt_tokens: 1, ..work },
         }),
         1 => command(Command::Compute { key, order: Order(0), work }),
-        2 => command(Command::Reserve { key, order: Order(0), work, source }),
+        2 => command(Command::Reserve { key, order: Order(0), work, source, start: true }),
         3 => MachineEvent::IterationDone { pass: pass + 1, ended: Vec::new() },
         4 if machine.is_running() => MachineEvent::IterationDone { pass, ended: vec![key] },
         4 => MachineEvent::IterationDone { pass, ended: Vec::new() },

@@ -67,7 +67,8 @@ impl World {
         for put in plan.puts {
             self.put(id, put, Some(took));
         }
-        self.push(self.now + took, Event::PassDone { machine: id, pass });
+        let lag = self.rng.within(0, self.setup.engine_lag_ns);
+        self.push(self.now + took + lag, Event::PassDone { machine: id, pass });
     }
 
     /// The limits of a batch, its sums, and first come first served.

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use splitcore_core::event::ClusterEvent;
-use splitcore_core::id::{LegKey, MachineId};
+use splitcore_core::id::{LegKey, MachineId, RequestId};
 
 use super::links::Message;
 use super::{Event, Node, World};
@@ -22,12 +22,43 @@ impl World {
             }
             FaultKind::PeerReset { machine, other } => self.reset_peers(machine, other),
             FaultKind::Drain { machine, leaves_after_ns } => self.drain(machine, leaves_after_ns),
-            FaultKind::TransferFail => self.strike_transfer(false),
-            FaultKind::TransferStall => self.strike_transfer(true),
-            FaultKind::Cancel => self.strike_client(),
+            FaultKind::TransferFail => self.strike_transfer(None, false),
+            FaultKind::TransferStall => self.strike_transfer(None, true),
+            FaultKind::Cancel => self.strike_client(None),
             FaultKind::Restart { gap_ns } => self.strike_cluster(Some(gap_ns), 0),
             FaultKind::Replace { overlap_ns } => self.strike_cluster(None, overlap_ns),
         };
+        self.out.faults += u64::from(hits);
+    }
+
+    /// A fault meets a leg that is in the state it waited for.
+    pub(super) fn strike_leg(&mut self, kind: FaultKind, id: MachineId, key: LegKey) {
+        let machine = u64::from(id.index);
+        let peers = self.machine(id).map_or((None, None), |machine| machine.leg_peers(key));
+        let peer = peers.0.or(peers.1).map(|peer| u64::from(peer.index));
+        let hits = match kind {
+            FaultKind::TransferFail => self.strike_transfer(Some(key), false),
+            FaultKind::TransferStall => self.strike_transfer(Some(key), true),
+            FaultKind::Cancel => self.strike_client(Some(key.request)),
+            FaultKind::Crash { back_after_ns, .. } => {
+                // The leg's own machine, or the other one of its handoff.
+                let machine = peer.filter(|_| self.rng.chance(500)).unwrap_or(machine);
+                return self.strike(FaultKind::Crash { machine, back_after_ns });
+            }
+            FaultKind::Pause { for_ns, .. } => return self.strike(FaultKind::Pause { machine, for_ns }),
+            FaultKind::SessionLoss { back_after_ns, .. } => {
+                return self.strike(FaultKind::SessionLoss { machine, back_after_ns });
+            }
+            FaultKind::PeerReset { other, .. } => {
+                let other = peer.unwrap_or(other);
+                return self.strike(FaultKind::PeerReset { machine, other });
+            }
+            FaultKind::Drain { leaves_after_ns, .. } => {
+                return self.strike(FaultKind::Drain { machine, leaves_after_ns });
+            }
+            FaultKind::Restart { .. } | FaultKind::Replace { .. } => return self.strike(kind),
+        };
+        self.note(|| format!("fault: {kind:?} meets {key:?}"));
         self.out.faults += u64::from(hits);
     }
 
@@ -168,8 +199,11 @@ impl World {
         }
     }
 
-    fn strike_transfer(&mut self, stalls: bool) -> bool {
+    fn strike_transfer(&mut self, key: Option<LegKey>, stalls: bool) -> bool {
         let running = |record: &super::Transfer| {
+            if key.is_some_and(|key| record.key != key) {
+                return false;
+            }
             let limits = &self.setup.machines[record.from.index as usize].config;
             let alive = self.machine(record.from).is_some() && self.machine(record.to).is_some();
             let may = !stalls || limits.transfer_limit_ns.is_some();
@@ -200,9 +234,10 @@ impl World {
         }
     }
 
-    fn strike_client(&mut self) -> bool {
+    fn strike_client(&mut self, request: Option<RequestId>) -> bool {
         let Some(host) = self.serving else { return false };
-        let live: Vec<_> = self.hosts[host].live.keys().copied().collect();
+        let live = self.hosts[host].live.keys().copied();
+        let live: Vec<_> = live.filter(|&id| request.is_none_or(|wanted| wanted == id)).collect();
         if live.is_empty() {
             return false;
         }
@@ -212,7 +247,7 @@ impl World {
     }
 
     /// A client gives a live request up.
-    pub(super) fn cancel_live(&mut self, host: usize, request: splitcore_core::id::RequestId) {
+    pub(super) fn cancel_live(&mut self, host: usize, request: RequestId) {
         for id in self.machine_ids() {
             for key in self.legs_on(id).into_iter().filter(|key| key.request == request) {
                 self.hit(id, key, Failure::Cancel);

@@ -16,7 +16,7 @@ use super::links::Message;
 use super::{Event, Node, World};
 
 /// A live request of one Cluster.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(super) struct Live {
     /// Whose prompt it is.
     pub(super) owner: usize,
@@ -26,6 +26,14 @@ pub(super) struct Live {
     pub(super) parked: bool,
     /// Taken over from machines.
     pub(super) adopted: bool,
+    /// Who was told of it.
+    pub(super) told: BTreeSet<MachineId>,
+}
+
+impl Live {
+    pub(super) fn new(owner: usize) -> Self {
+        Self { owner, order: None, first_attempt: 0, parked: false, adopted: false, told: BTreeSet::new() }
+    }
 }
 
 /// A Cluster and its driver.
@@ -91,7 +99,7 @@ impl World {
                     self.answer(host, to, Message::Registered(epoch));
                 }
                 ClusterAction::Command { to, seq, command } => {
-                    let owner = self.owner_of(host, &command);
+                    let owner = self.owner_of(host, to, &command);
                     let epoch = self.hosts[host].cluster.epoch();
                     self.answer(host, to, Message::Command { epoch, seq, command, owner });
                 }
@@ -114,11 +122,12 @@ impl World {
     }
 
     /// The prompt that goes with a command. It names the place in line, too.
-    fn owner_of(&mut self, host: usize, command: &Command) -> Option<usize> {
+    fn owner_of(&mut self, host: usize, to: MachineId, command: &Command) -> Option<usize> {
         if let Command::Confirm { key, .. } = command {
             // A machine had it after all.
             if let Some(live) = self.hosts[host].live.get_mut(&key.request) {
                 live.parked = false;
+                live.told.insert(to);
             }
         }
         let (Command::Reserve { key, order, .. }
@@ -131,6 +140,7 @@ impl World {
         let Some(live) = live else { panic!("{command:?} is about no live request") };
         assert!(live.order.is_none_or(|known| known == order), "{key:?} changes its place in line");
         live.order = Some(order);
+        live.told.insert(to);
         Some(live.owner)
     }
 
@@ -238,7 +248,7 @@ impl World {
             self.out.counters.revived += u64::from(self.submitted[owner].ended.is_some());
             let first_attempt = attempt.map_or(1, |attempt| attempt.0);
             let order = Some(claim.order);
-            let live = Live { owner, order, first_attempt, parked: false, adopted: true };
+            let live = Live { order, first_attempt, adopted: true, ..Live::new(owner) };
             self.hosts[host].live.insert(request, live);
         }
     }
@@ -254,6 +264,7 @@ impl World {
                 next.held.entry(owner).or_default().insert(id);
             }
         }
+        self.check_known(old, &next.held);
         self.hosts.push(next);
         self.out.counters.restarts += 1;
         self.serving = None;
@@ -277,6 +288,29 @@ impl World {
         let claims = self.machine(id).map_or(Vec::new(), splitcore_core::machine::Machine::claims);
         let held = claims.iter().filter(|claim| claim.held != Held::Closing);
         held.map(|claim| self.places[id.index as usize].contexts[&claim.key].owner).collect()
+    }
+
+    /// A request that no machine holds is one whose word is on its way, whose machine is gone or out of reach, or that
+    /// no machine could be told of.
+    fn check_known(&self, host: usize, held: &BTreeMap<usize, BTreeSet<MachineId>>) {
+        let of = &self.hosts[host];
+        let reach = |id: &MachineId| {
+            let session = of.sessions.get(id).filter(|session| !self.broken.contains(session));
+            let place = &self.places[id.index as usize];
+            let one = session.is_some() && session == place.session.as_ref();
+            self.machine(*id).is_some() && one && !place.dropped
+        };
+        let up = |index| of.cluster.load(index).is_some_and(|load| load.state == MachineState::Up);
+        let any_up = (0..of.cluster.machines_len()).any(up);
+        for (request, live) in of.live.iter().filter(|(_, live)| !held.contains_key(&live.owner)) {
+            let out_of_reach = live.told.iter().any(|id| !reach(id)) || (live.parked && !any_up);
+            let on_its_way = || {
+                let from_here = |(from, _, _): &(Node, Node, u64)| *from == Node::Cluster(host);
+                let mut wires = self.wires.iter().filter(|(wire, _)| from_here(wire));
+                wires.any(|(_, wire)| wire.iter().any(|message| message.is_about(*request)))
+            };
+            assert!(out_of_reach || on_its_way(), "{request:?} is live and no machine knows of it: {live:?}");
+        }
     }
 
     /// Machines find the next Cluster soon; at times one comes late, or only when the world heals.

@@ -4,13 +4,15 @@ use splitcore_core::cluster::{Cluster, MachineState};
 use splitcore_core::config::MixedReturn;
 use splitcore_core::event::Role;
 use splitcore_core::id::MachineId;
+use splitcore_core::leg::LegState;
 use splitcore_core::machine::Machine;
 
 use super::transport::Transfer;
 use super::{Node, World};
+use crate::faults::FaultKind;
 
 /// Events without an end of anything, at most.
-const EVENTS_MAX: u64 = 100_000;
+const EVENTS_MAX: u64 = 1_000_000;
 
 impl World {
     /// Recounts what the event has changed, and looks at every transfer.
@@ -47,8 +49,14 @@ impl World {
         let Some(machine) = self.machine(id) else { return };
         machine.check().unwrap_or_else(|fault| panic!("machine {id:?} at {}: {fault}", self.now));
         assert!(machine.now().as_ns() <= self.now, "{id:?} is ahead of the time");
-        let states: Vec<_> = machine.leg_keys().filter_map(|key| Some(machine.leg(key)?.0)).collect();
-        self.out.triples.extend(states);
+        let states: Vec<_> = machine.leg_keys().filter_map(|key| Some((machine.leg(key)?.0, key))).collect();
+        let aim = |(state, _): &(LegState, FaultKind)| states.iter().find(|(here, _)| here == state);
+        let met = self.aims.iter().position(|waits| aim(waits).is_some());
+        if let Some(at) = met.filter(|_| self.aimed.is_none()) {
+            let waits = self.aims.remove(at);
+            self.aimed = states.iter().find(|(here, _)| *here == waits.0).map(|&(_, key)| (waits.1, id, key));
+        }
+        self.out.triples.extend(states.iter().map(|(state, _)| *state));
     }
 
     /// Nothing is written into blocks that are not set aside for it, nor read from blocks that are not kept for it.

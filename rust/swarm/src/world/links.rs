@@ -170,7 +170,10 @@ impl World {
                 }
             }
             Message::Registered(epoch) => {
-                place.orphaned_at = None;
+                self.note_dropped(id);
+                if let Some(place) = self.place(id) {
+                    place.orphaned_at = None;
+                }
                 self.tell_machine(id, &MachineEvent::Registered { epoch });
             }
             Message::Turned { taken } => {
@@ -307,6 +310,16 @@ impl World {
         }
     }
 
+    /// Whether a machine has been without a Cluster for so long that it has dropped what it had.
+    fn note_dropped(&mut self, id: MachineId) -> bool {
+        let (now, limit_ns) = (self.now, self.setup.machines[id.index as usize].config.orphan_limit_ns);
+        let Some(place) = self.place(id) else { return false };
+        let silent_ns = place.orphaned_at.map_or(0, |since| now - since);
+        let drops = limit_ns.is_some_and(|limit_ns| silent_ns >= limit_ns);
+        place.dropped |= drops;
+        drops
+    }
+
     /// A machine opens a session with the Cluster it finds, and begins it with everything it holds.
     pub(super) fn seek(&mut self, id: MachineId) {
         if self.place(id).is_none_or(|place| place.session.is_some()) {
@@ -323,8 +336,7 @@ impl World {
         let session = self.sessions.len() as u64;
         let known = id.index < self.hosts[host].cluster.machines_len();
         let joins = known && self.rng.chance(500);
-        let (join, now) = (self.join_of(id), self.now);
-        let orphan_limit_ns = self.setup.machines[id.index as usize].config.orphan_limit_ns;
+        let (join, intact) = (self.join_of(id), !self.note_dropped(id));
         let Some(place) = self.place(id) else { return };
         place.session = Some(session);
         let first = !std::mem::replace(&mut place.greeted, true);
@@ -334,8 +346,6 @@ impl World {
         } else {
             let (epoch, report, claims) = (machine.epoch(), machine.report(), machine.claims());
             let owners = claims.iter().map(|claim| (claim.key, place.contexts[&claim.key].owner)).collect();
-            let silent_ns = place.orphaned_at.map_or(0, |since| now - since);
-            let intact = orphan_limit_ns.is_none_or(|limit_ns| silent_ns < limit_ns);
             let registration = Box::new(Registration { join, epoch, report, claims });
             Message::Register { registration, owners, intact }
         };

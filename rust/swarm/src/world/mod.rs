@@ -23,9 +23,11 @@ use splitcore_core::cluster::Cluster;
 use splitcore_core::event::{ClusterEvent, Join, MachineEvent};
 use splitcore_core::id::{LegKey, MachineId};
 use splitcore_core::kv::BlockId;
+use splitcore_core::leg::LegState;
 use splitcore_core::machine::Machine;
 use splitcore_core::time::Time;
 
+use crate::faults::FaultKind;
 use crate::rng::Rng;
 use crate::setup::Setup;
 use clients::Submitted;
@@ -99,6 +101,8 @@ struct Place {
     seeks_after_ns: Option<u64>,
     /// Since when it has been without one.
     orphaned_at: Option<u64>,
+    /// It was without one for so long, at some time, that it dropped what it had.
+    dropped: bool,
     paused_until: u64,
     /// An operator wants it to go.
     leaves: Option<u64>,
@@ -131,6 +135,9 @@ pub struct World {
     /// The blocks that were set aside with the last grant of a leg.
     grants: BTreeMap<(MachineId, LegKey), Vec<BlockId>>,
     next_fault: usize,
+    /// Faults that wait for a leg in a state, and the next to strike with the leg that is in it.
+    aims: Vec<(LegState, FaultKind)>,
+    aimed: Option<(FaultKind, MachineId, LegKey)>,
     healed_at: Option<u64>,
     /// What this event has changed, and is to be recounted.
     touched: Vec<Node>,
@@ -161,6 +168,8 @@ impl World {
             transfers_made: 0,
             grants: BTreeMap::new(),
             next_fault: 0,
+            aims: Vec::new(),
+            aimed: None,
             healed_at: None,
             touched: Vec::new(),
             since_end: 0,
@@ -231,9 +240,16 @@ impl World {
                 let fault = world.setup.faults.get(world.next_fault);
                 fault.copied().filter(|fault| fault.at_event <= world.out.events)
             };
+            if let Some((kind, id, key)) = self.aimed.take() {
+                self.strike_leg(kind, id, key);
+                return true;
+            }
             if let Some(fault) = due(self) {
                 self.next_fault += 1;
-                self.strike(fault.kind);
+                match fault.aim {
+                    Some(state) => self.aims.push((state, fault.kind)),
+                    None => self.strike(fault.kind),
+                }
                 return true;
             }
             if self.out.events >= self.setup.heals_at_event {

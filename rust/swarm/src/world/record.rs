@@ -33,6 +33,8 @@ pub struct Counters {
     pub failed: u64,
     /// Accepted requests that went with a Cluster: no machine that came back in time had heard of them.
     pub lost: u64,
+    /// Of these, the ones that no machine had heard of at all.
+    pub unheard: u64,
     /// Requests whose end the client knew, and that came to life again in the next Cluster.
     pub revived: u64,
     /// Output tokens given to clients.
@@ -61,7 +63,7 @@ pub struct Counters {
 
 impl Counters {
     /// All of them, with their names.
-    pub fn named(&self) -> [(&'static str, u64); 20] {
+    pub fn named(&self) -> [(&'static str, u64); 21] {
         [
             ("sent", self.sent),
             ("accepted", self.accepted),
@@ -70,6 +72,7 @@ impl Counters {
             ("cancelled", self.cancelled),
             ("failed", self.failed),
             ("lost", self.lost),
+            ("unheard", self.unheard),
             ("revived", self.revived),
             ("tokens", self.tokens),
             ("sessions", self.sessions),
@@ -95,6 +98,7 @@ impl Counters {
         self.cancelled += other.cancelled;
         self.failed += other.failed;
         self.lost += other.lost;
+        self.unheard += other.unheard;
         self.revived += other.revived;
         self.tokens += other.tokens;
         self.sessions += other.sessions;

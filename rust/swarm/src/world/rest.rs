@@ -1,6 +1,7 @@
 //! What must hold at the end: every accepted request has ended, and nothing is left over.
 
 use super::World;
+use super::hosts::Host;
 use super::invariants::check_empty;
 
 impl World {
@@ -9,7 +10,9 @@ impl World {
             let submitted = &self.submitted[index];
             if submitted.accepted && submitted.ended.is_none() {
                 assert!(self.may_be_lost(index), "never ended: {submitted:?}: {}", self.stuck());
+                let heard = |host: &Host| host.held.contains_key(&index);
                 self.out.counters.lost += 1;
+                self.out.counters.unheard += u64::from(!self.hosts.iter().any(heard));
             }
         }
         let Some(serving) = self.serving else { panic!("no Cluster at the end") };

@@ -143,7 +143,9 @@ impl World {
     }
 
     pub(super) fn stop_put(&mut self, from: MachineId, key: LegKey) {
-        let found = self.transfers.iter_mut().find(|(_, record)| record.key == key && record.from == from);
+        // The last one of that name; an earlier one may be across and not yet told of.
+        let found =
+            self.transfers.iter_mut().rev().find(|(_, record)| record.key == key && record.from == from);
         let (transfer, high) = if let Some((&transfer, record)) = found {
             record.stopped = true;
             (transfer, self.setup.transfer_ns.1)
