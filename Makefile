@@ -11,9 +11,16 @@ NATIVE := $(VENV)/.native
 SOURCES := $(shell find rust transport -type f -not -path '*/target/*') Cargo.toml Cargo.lock
 
 export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
+# For those who report a seed: which sources were built. Empty without a repository.
+export SPLITCORE_COMMIT := $(shell git describe --always --dirty --exclude='*' 2>/dev/null)
+
+# `make swarm SEEDS=10000 FROM=300`.
+SEEDS ?= 1000
+FROM ?= 0
+JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench clean
+.PHONY: help demo test lint bench swarm clean
 
 help: ## Show this list.
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
@@ -37,6 +44,9 @@ lint: $(NATIVE) ## Check format, lints, types, stubs and the core's dependency t
 
 bench: $(NATIVE) ## Run the benchmarks and print their table.
 	$(BIN)/python benches/run.py
+
+swarm: ## Run SEEDS random worlds full of faults from seed FROM on, optimised and with every assertion on.
+	$(CARGO) run --quiet --profile swarm -p splitcore-swarm --example swarm -- --seeds $(SEEDS) --from $(FROM) --jobs $(JOBS)
 
 clean: ## Remove everything that was built.
 	rm -rf $(VENV) out .hypothesis .mypy_cache .pytest_cache .ruff_cache

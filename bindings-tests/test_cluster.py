@@ -8,6 +8,14 @@ import splitcore
 from clusters import cluster, row
 from splitcore import Cluster
 
+COSTS = {
+    # A prompt of 1000 tokens takes a second, a decode pass 10 ms and 1 ms for each request more.
+    "prefill": [{"at": 0, "ns": 0}, {"at": 1000, "ns": 10**9}],
+    "decode": [{"at": 1, "ns": 10**7}, {"at": 11, "ns": 2 * 10**7}],
+    "context_ns_per_1024_tokens": 0,
+    "pass_tokens_max": 2048,
+}
+
 
 def test_a_placement_tells_both_machines_and_how_they_were_found():
     made = cluster()
@@ -188,6 +196,17 @@ def test_wrong_types_are_type_errors():
         ({"requests_max": 0}, "requests_max"),
         ({"attempts_max": 0}, "attempts_max"),
         ({"prompt_pending_tokens_max": 0}, "prompt_pending_tokens_max"),
+        ({"ties": "any"}, "ties"),
+        ({"admission": "late"}, "admission"),
+        ({"recovery_headroom": 0.9995}, "recovery_headroom"),
+        ({"recovery_headroom": -0.1}, "recovery_headroom"),
+        ({"priority_ageing_s": 0.0}, "priority_ageing_s"),
+        ({"retry_interval_s": 0.0}, "retry_interval_s"),
+        ({"park_limit_s": float("inf")}, "park_limit_s"),
+        ({"rejoin_limit_s": -5.0}, "rejoin_limit_s"),
+        ({"grace_s": -1.0}, "grace_s"),
+        ({"grace_s": float("nan")}, "grace_s"),
+        ({"mixed_hold_s": 1e-12}, "mixed_hold_s"),
     ],
 )
 def test_an_option_out_of_range_is_named(options, option):
@@ -206,6 +225,10 @@ def test_an_option_out_of_range_is_named(options, option):
         ({"speed_weight": 0}, "speed_weight"),
         ({"link_bandwidth": 0.0}, "link_bandwidth"),
         ({"transfer_fixed_cost_s": -1.0}, "transfer_fixed_cost_s"),
+        ({"costs": {}}, "costs"),
+        ({"costs": COSTS | {"prefill": []}}, "costs"),
+        ({"costs": COSTS | {"decode": [{"at": 2, "ns": 1}, {"at": 2, "ns": 1}]}}, "costs"),
+        ({"costs": COSTS | {"pass_tokens_max": 0}}, "costs"),
     ],
 )
 def test_a_machine_out_of_range_is_not_added(options, option):
@@ -291,3 +314,44 @@ def test_answers_show_what_they_hold():
     assert repr(cluster.lose_machine("p0")) == "Recovery(placed=[1], parked=[], failed=[])"
     again = "Placement(request_id=1, prompt='p1', token='t0', transfer='layer-wise', attempt=2)"
     assert repr(cluster.poll()) == f"Polled(placements=[{again}], expired=[])"
+
+
+def test_a_class_with_limits_turns_away_what_would_come_too_late():
+    made = Cluster(admission="early")
+    for name, role in (("p0", "prompt"), ("t0", "token")):
+        made.add_machine(name, role=role, kv_blocks=1000, costs=COSTS)
+    made.set_slo(1, ttft_s=1.5, tbt_s=0.0105)
+    made.place(1, 1000, 10, slo_class=1)
+    with pytest.raises(splitcore.RejectedError) as caught:
+        made.place(2, 1000, 10, slo_class=1)
+    assert caught.value.reason == "ttft_slo"
+    assert made.place(2, 1000, 10).attempt == 1, "another class has no limits"
+    for request in (1, 2):
+        made.prefill_done(request)
+        made.progress(request, 1)
+    made.set_slo(1, tbt_s=0.0105)
+    with pytest.raises(splitcore.RejectedError) as caught:
+        made.place(3, 1000, 10, slo_class=1)
+    assert caught.value.reason == "tbt_slo"
+    made.set_slo(1)
+    assert made.place(3, 1000, 10, slo_class=1).attempt == 1
+    made.check()
+
+
+@pytest.mark.parametrize("option", ["ttft_s", "tbt_s"])
+def test_a_limit_is_above_zero(option):
+    with pytest.raises(splitcore.ConfigError) as caught:
+        Cluster().set_slo(0, **{option: 0.0})
+    assert caught.value.option == option
+
+
+def test_headroom_is_kept_from_arrivals_and_short_prompts_are_not_split():
+    made = cluster(prompt=1, token=1, requests_max=10, recovery_headroom=0.8, split_from_tokens=50)
+    assert [made.place(1, 49, 10).legs[0].machine, made.place(2, 50, 10).prompt] == ["t0", "p0"]
+    with pytest.raises(splitcore.RejectedError) as caught:
+        made.place(3, 50, 10)
+    assert caught.value.reason == "headroom"
+
+
+def test_ties_go_to_the_first_or_the_last():
+    assert [cluster(ties=ties).place(1, 100, 10).prompt for ties in ("first", "last")] == ["p0", "p1"]

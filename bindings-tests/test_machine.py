@@ -191,6 +191,10 @@ def test_a_restored_machine_plans_the_same():
         ({"handoff_floor_blocks": 6}, "handoff_floor_blocks"),
         ({"sends_max": 0}, "sends_max"),
         ({"receives_max": 0}, "receives_max"),
+        ({"quarantine_limit": 1.1}, "quarantine_limit"),
+        ({"transfer_limit_s": 0.0}, "transfer_limit_s"),
+        ({"park_limit_s": 0.0}, "park_limit_s"),
+        ({"orphan_limit_s": -1.0}, "orphan_limit_s"),
     ],
 )
 def test_an_option_out_of_range_is_named(options, option):

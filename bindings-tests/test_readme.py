@@ -55,9 +55,8 @@ def test_command_runs(arguments, folder, request):
     for word in arguments:
         is_data = "/data/" in f"/{word}" and word.endswith((".csv", ".jsonl"))
         words.append(str(request.getfixturevalue("data_dir") / Path(word).name) if is_data else word)
-    if words[0] == "simulate":
-        # The last of an option given twice counts, so the rest of the line is tested as it stands.
-        words += ["--requests-limit", "50"]
+    # The last of an option given twice counts, so the rest of the line is tested as it stands.
+    words += {"simulate": ["--requests-limit", "50"], "swarm": ["--seeds", "20"]}.get(words[0], [])
     _run(["-m", "splitcore.cli", *words], folder)
 
 

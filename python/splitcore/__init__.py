@@ -1,6 +1,7 @@
 """Scheduler core and simulator for phase-split LLM inference.
 
-`Cluster` places requests on machines, `Machine` batches on one of them, `simulate` drives both over a workload.
+`Cluster` places requests on machines, `Machine` batches on one of them, `simulate` drives both over a workload, `swarm`
+through failures.
 """
 
 from collections.abc import Callable
@@ -28,6 +29,7 @@ from splitcore._native import (
     UnknownIdError,
     Why,
     profile_fit,
+    swarm,
 )
 from splitcore._native import simulate as _simulate
 
@@ -55,6 +57,7 @@ __all__ = [
     "__version__",
     "profile_fit",
     "simulate",
+    "swarm",
 ]
 
 __version__ = _version("splitcore")

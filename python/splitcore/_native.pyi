@@ -7,7 +7,7 @@ from typing import Any, Literal, Self, final
 import numpy as np
 from numpy.typing import NDArray
 
-from splitcore.schema import Summary
+from splitcore.schema import CostTable, Summary, SwarmSummary
 
 __all__ = [
     "Cluster",
@@ -32,6 +32,7 @@ __all__ = [
     "Why",
     "profile_fit",
     "simulate",
+    "swarm",
 ]
 
 class SplitcoreError(Exception):
@@ -65,8 +66,11 @@ class RejectedError(SplitcoreError):
     """An arrival was not accepted; nothing is kept of it."""
 
     reason: str
-    """``"requests_max"``, ``"too_large"``, ``"no_machine"``, ``"overloaded"``, ``"pin_unavailable"``, ``"headroom"``,
-    ``"ttft_slo"`` or ``"tbt_slo"``."""
+    """Why, in a word.
+
+    ``"requests_max"``, ``"too_large"``, ``"no_machine"``, ``"overloaded"``, ``"pin_unavailable"``, ``"headroom"``,
+    ``"ttft_slo"``, ``"tbt_slo"``, or ``"recovering"`` in the grace time after a restart.
+    """
     request_id: int
     """The id that was given to `Cluster.place`."""
 
@@ -239,13 +243,24 @@ class Cluster:
         prompt_pending_tokens_max: int = 8192,
         kv_fill_max: float = 0.95,
         mixed_return: str = "drained",
+        mixed_hold_s: float = 0.0,
         reserve: str = "at-arrival",
         cut: str = "at-prompt",
         transfer: str = "auto",
         kv_bytes_per_token: int | None = None,
+        split_from_tokens: int = 0,
+        ties: str = "first",
         requests_max: int = 1_000_000,
+        admission: str = "bounds",
+        recovery_headroom: float = 0.0,
+        priority_ageing_s: float | None = 10.0,
         attempts_max: int = 4,
+        retry_interval_s: float = 1.0,
+        park_limit_s: float = 30.0,
+        rejoin_limit_s: float = 5.0,
         lease_s: float | None = None,
+        epoch: int = 1,
+        grace_s: float = 0.0,
         seed: int = 0,
     ) -> Self:
         """Make an empty cluster.
@@ -257,14 +272,32 @@ class Cluster:
             prompt_pending_tokens_max: A prompt machine is passed over beyond this many pending tokens.
             kv_fill_max: A token machine is passed over beyond this share of its KV tokens.
             mixed_return: When a machine leaves the mixed pool: ``"drained"`` or ``"idle"``.
+            mixed_hold_s: Seconds that a machine stays in the mixed pool at least.
             reserve: When KV blocks are reserved: ``"at-arrival"`` or ``"at-source-done"``.
             cut: Where a request is split: ``"at-prompt"`` or ``"before-last"``.
             transfer: ``"auto"``, ``"serialized"`` or ``"layer-wise"``.
             kv_bytes_per_token: KV bytes of one token, for ``"auto"``; unknown, or with unknown links, it is layer-wise
                 from 512 tokens on.
+            split_from_tokens: Prompts of fewer tokens run whole on the machine that was chosen to decode.
+            ties: Which of equally loaded machines is taken: ``"first"`` or ``"last"`` in pool order.
             requests_max: Arrivals are rejected beyond this many live requests.
+            admission: What arrivals are held against: ``"bounds"`` alone, or also the limits of `set_slo`: ``"early"``
+                by what the chosen machines have to do now, ``"predicted"`` by what they will have to do when the
+                prompt is computed. Both need the ``costs`` of `add_machine`.
+            recovery_headroom: Share, 0 to 0.999, of `requests_max` and of the KV tokens of all machines that arrivals
+                leave free for work that comes back after faults.
+            priority_ageing_s: Waiting this many seconds outweighs one step of priority among parked requests; None:
+                priority alone counts.
             attempts_max: A request fails after this many faults.
+            retry_interval_s: Parked requests are tried again at least this often, in seconds.
+            park_limit_s: Level ``"managed"``: seconds that a request may hold blocks on one machine and wait for
+                another, before it is taken back and placed whole.
+            rejoin_limit_s: Level ``"managed"``: seconds after which a machine whose session ended counts as lost.
             lease_s: Seconds after which a placement that no call touched expires; None never does.
+            epoch: Which cluster of its service it is, 0 to 2^32 - 1: one more than the last after a restart. Machines
+                refuse commands of an older one.
+            grace_s: After a restart, seconds from the first call on in which machines register and arrivals are
+                rejected as ``"recovering"``; 0 waits for nobody.
             seed: Of the random draws of ``"power-of-two"``.
 
         Raises:
@@ -281,6 +314,7 @@ class Cluster:
         speed_weight: int = 1,
         link_bandwidth: float | None = None,
         transfer_fixed_cost_s: float = 0.005,
+        costs: CostTable | None = None,
         now_ns: int | None = None,
     ) -> int:
         """Add a machine; it can be given requests at once.
@@ -295,6 +329,7 @@ class Cluster:
             speed_weight: Loads are divided by it when machines are compared.
             link_bandwidth: Bytes per second, each way; None is unknown.
             transfer_fixed_cost_s: What a layer-wise transfer takes at least.
+            costs: What its passes take, a dict; None: nothing is predicted of it.
             now_ns: Time of the call in nanoseconds; None reads the monotonic clock.
 
         Returns:
@@ -330,6 +365,26 @@ class Cluster:
             UnknownIdError: If there is no such machine.
         """
 
+    def set_slo(
+        self,
+        slo_class: int,
+        *,
+        ttft_s: float | None = None,
+        tbt_s: float | None = None,
+        now_ns: int | None = None,
+    ) -> None:
+        """Set the limits of a class of requests, for arrivals from here on and where `admission` looks at them.
+
+        Args:
+            slo_class: The class, as `place` takes it; 0 is that of requests without one.
+            ttft_s: Seconds from arrival to the first token, at most; None is no limit.
+            tbt_s: Seconds between two tokens, at most; None is no limit. With neither, the class has no limits.
+            now_ns: Time of the call in nanoseconds.
+
+        Raises:
+            ConfigError: If a limit is not above zero.
+        """
+
     def place(
         self,
         request_id: int,
@@ -352,7 +407,8 @@ class Cluster:
             prompt_tokens: At least 1.
             max_new_tokens: At least 1; a cap, never used as a prediction.
             priority: Higher goes first among parked requests.
-            slo_class: A number that groups requests: parked ones turn away arrivals of their own class only. None is 0.
+            slo_class: A number that groups requests: parked ones turn away arrivals of their own class only, and
+                limits are set for a class. None is 0.
             resumable: Whether the request may be placed again when a machine is lost.
             session: A conversation. Accepted for later use; no policy looks at it yet.
             pin_token: The machine that must decode.
@@ -483,6 +539,13 @@ class Cluster:
             ConfigError: If an id is out of range.
         """
 
+    @property
+    def epoch(self) -> int:
+        """Which cluster of its service it is; a machine's ``command`` events carry it beside what `handle` returns."""
+    @property
+    def is_recovering(self) -> bool:
+        """Whether the grace time after a restart goes on, as of the last call with a time."""
+
     def loads(self) -> NDArray[np.void]:
         """Read the books of all machines.
 
@@ -490,11 +553,16 @@ class Cluster:
             A read-only structured array, one row per machine: ``machine`` and ``incarnation`` (u4), ``role`` and
             ``pool`` (u1; 0 prompt, 1 token, 2 mixed), ``state`` (u1; 0 up, 1 draining, 2 lost, 3 away, 4 quarantined),
             ``prompt_pending_tokens`` (u8), ``requests`` (u4), ``booked_load``, ``kv_tokens`` and
-            ``kv_capacity_tokens`` (u8).
+            ``kv_capacity_tokens`` (u8). A machine is away while its session is broken, and quarantined while too many
+            of its blocks wait for a silent writer; both get no work meanwhile.
         """
 
     def machine_names(self) -> list[str]:
-        """List the names of the machines, in the order of `loads`."""
+        """List the names of the machines, in the order of `loads`.
+
+        One that joined or registered by event is ``"machine-<row>"``, as is a row below it that no machine has taken
+        yet: it counts as lost, so `add_machine` can take it by that name. All calls take these names.
+        """
 
     def check(self) -> None:
         """Recount everything and compare with the books.
@@ -525,6 +593,11 @@ class Cluster:
         Machines are named by ``index`` (their row) and ``incarnation``. At level ``"managed"``, what other calls since
         the last one want done comes first.
 
+        A session with a machine begins with ``{"type": "register", "join": {"machine", "role", "kv_capacity_tokens",
+        "speed_weight", "link"}, "epoch", "report", "claims"}``, the last three from the `Machine`; what is done is
+        ``{"type": "registered", "to", "epoch"}``, which the machine gets as ``{"type": "registered", "epoch"}``, and
+        commands. When it ends without a word, ``{"type": "disconnect", "machine"}`` tells so.
+
         Args:
             events: Each with its ``type`` and fields.
             now_ns: Time of the call in nanoseconds.
@@ -553,6 +626,10 @@ class Machine:
         evictions_max: int = 4,
         report_interval_s: float = 1.0,
         handoff_floor_blocks: int | None = None,
+        quarantine_limit: float = 0.1,
+        transfer_limit_s: float | None = 20.0,
+        park_limit_s: float = 30.0,
+        orphan_limit_s: float | None = 120.0,
         sends_max: int | None = None,
         receives_max: int | None = None,
     ) -> Self:
@@ -569,6 +646,11 @@ class Machine:
             evictions_max: A request is spared after this many.
             report_interval_s: Seconds between two reports.
             handoff_floor_blocks: Blocks kept for incoming handoffs; None is as many as the largest so far took.
+            quarantine_limit: With more than this share of its blocks, 0 to 1, in quarantine it asks for no new work.
+            transfer_limit_s: A transfer that has not ended this many seconds after it could is stopped and has failed;
+                None is no limit.
+            park_limit_s: Work that found no room for this many seconds while nothing else ran is given back.
+            orphan_limit_s: Without a cluster for this many seconds it drops all it holds; None waits for ever.
             sends_max: Transfers it sends at once; further ones wait in order. None is no bound.
             receives_max: Transfers it receives at once; further ones wait in order. None is no bound.
 
@@ -580,6 +662,10 @@ class Machine:
         """Apply events in order; one that fails changes nothing and the next goes on.
 
         What is due by then follows the events: an idle machine starts its pass with all that one call brought.
+
+        When the session with the cluster ends, ``{"type": "cluster_lost"}`` tells so: it runs on and has nothing to
+        tell until ``{"type": "registered", "epoch"}``. When the session with another machine is replaced by a new one,
+        ``{"type": "peer_reset", "machine"}`` does; when that incarnation is gone, ``{"type": "peer_lost", "machine"}``.
 
         Args:
             events: Each with its ``type`` and fields.
@@ -614,8 +700,25 @@ class Machine:
             UnknownIdError: If the machine does not hold the request.
         """
 
+    def claims(self) -> list[dict[str, Any]]:
+        """Read all it holds, as a ``register`` event carries it.
+
+        Returns:
+            By key: ``key``, ``order``, ``work`` and ``held``, which is ``{"leg": {"state", "mode"}}``, ``"closing"``,
+            ``"finished"`` or ``"kept"``.
+        """
+
+    @property
+    def epoch(self) -> int:
+        """The newest cluster it has spoken to; 0 before the first."""
+
     def report(self) -> dict[str, Any]:
-        """Read what it would report to its cluster now: ``seq``, ``kv_tokens``, ``free_blocks`` and ``legs``."""
+        """Read what it would report to its cluster now.
+
+        Returns:
+            ``seq``, the last assignment it has had; ``kv_tokens``; ``free_blocks``; ``legs``; ``running``;
+            ``quarantined_blocks``; and ``over_quarantine``, whether those are more than `quarantine_limit` allows.
+        """
 
     def loads(self) -> dict[str, int]:
         """Read queue lengths and block counts; free, held, cached and quarantined blocks add up to the total."""
@@ -711,4 +814,30 @@ def profile_fit(csv_path: str | PathLike[str], out_path: str | PathLike[str]) ->
     Raises:
         InputError: If a line is bad.
         SplitcoreError: If a file cannot be read or written.
+    """
+
+def swarm(
+    *,
+    seeds: int = 300,
+    from_seed: int = 0,
+    jobs: int | None = None,
+    progress: Callable[[int, int], object] | None = None,
+) -> SwarmSummary:
+    """Run random worlds full of faults around the scheduler and check every invariant after every event.
+
+    A world is one cluster, some machines, sessions, engines, transfers and clients, all drawn from the seed, and all
+    of it fails: see ``docs/failures.md``. Afterwards it heals, and every accepted request must end. The same seeds
+    always give the same result, whatever `jobs` is. Ctrl-C works between seeds.
+
+    Args:
+        seeds: How many, at least 1.
+        from_seed: The first of them, 0 to 2^64 - 1.
+        jobs: Threads, 1 to 1024; None is one for each processor.
+        progress: Called now and then with the seeds that have ended and the total; what it raises ends the run.
+
+    Returns:
+        What was found; a seed that failed is in its ``failed`` and no error.
+
+    Raises:
+        ConfigError: If an argument is out of range.
     """

@@ -30,6 +30,7 @@ _STDOUT = Path("-")
 # Native names of options that the command line does not spell with dashes for underscores.
 _OPTION_NAMES = {
     "duration_s": "duration",
+    "from_seed": "from",
     "message_delay_s": "message-delay",
     "requests": "requests-limit",
     "slo_ttft_s": "slo-ttft",
@@ -183,7 +184,39 @@ def simulate(
 
 
 def _json(report: splitcore.Report) -> str:
-    return json.dumps(report.summary, indent=2, allow_nan=False)
+    return _dump(report.summary)
+
+
+def _dump(summary: object) -> str:
+    return json.dumps(summary, indent=2, allow_nan=False)
+
+
+@app.command()
+def swarm(
+    *,
+    seeds: Annotated[int, typer.Option(metavar="N", help="Random worlds to run.")] = 300,
+    from_seed: Annotated[int, typer.Option("--from", metavar="SEED", help="The first of them.")] = 0,
+    jobs: Annotated[int | None, typer.Option(metavar="N", help="Threads; by default one for each processor.")] = None,
+    json_path: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE|-", help="The summary; - prints nothing else.")
+    ] = None,
+) -> None:
+    """Run random worlds full of faults and check every invariant after every event.
+
+    Exit status 1 when a seed failed.
+    """
+    outputs = Outputs()
+    if json_path != _STDOUT:
+        outputs.add("json", json_path, lambda path: path.write_text(f"{_dump(summary)}\n", encoding="utf-8"))
+    with Bar("swarm", unit="seeds") as bar:
+        summary = splitcore.swarm(seeds=seeds, from_seed=from_seed, jobs=jobs, progress=bar.update)
+    outputs.write()
+    if json_path == _STDOUT:
+        typer.echo(_dump(summary))
+    else:
+        tables.console().print(tables.swarm(summary))
+    if summary["failed"]:
+        raise typer.Exit(1)
 
 
 @profile_app.command()

@@ -3,7 +3,8 @@
 from types import TracebackType
 from typing import Self
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.text import Text
 
 from splitcore.tables import console
 
@@ -12,20 +13,33 @@ __all__ = ["Bar"]
 _PATIENCE_S = 0.7
 
 
+class _Rate(ProgressColumn):
+    """How many a second, of late."""
+
+    def __init__(self, unit: str) -> None:
+        super().__init__()
+        self._unit = unit
+
+    def render(self, task: Task) -> Text:
+        return Text("" if task.speed is None else f"{task.speed:,.0f} {self._unit}/s", style="progress.data.speed")
+
+
 class Bar:
     """Drawn on stderr and gone at the end, so that what is piped or kept is only the result."""
 
-    def __init__(self, label: str) -> None:
+    def __init__(self, label: str, unit: str | None = None) -> None:
         """Prepare the bar.
 
         Args:
             label: In front of it.
+            unit: Of what is done, to show how many a second; None shows no rate.
         """
         err = console(stderr=True)
         self._bar = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(),
             MofNCompleteColumn(),
+            *([] if unit is None else [_Rate(unit)]),
             TimeRemainingColumn(),
             console=err,
             transient=True,
@@ -36,11 +50,11 @@ class Bar:
         self._shown = False
 
     def update(self, done: int, total: int) -> None:
-        """Advance it; the callback of `splitcore.simulate`.
+        """Advance it; the callback of `splitcore.simulate` and `splitcore.swarm`.
 
         Args:
-            done: Requests that have ended.
-            total: Requests of the run.
+            done: What has ended.
+            total: All of it.
         """
         if not self._shown and self._bar.get_time() - self._begun > _PATIENCE_S:
             self._bar.start()

@@ -1,4 +1,4 @@
-"""The shape of `Report.summary`, which is also the JSON that the command line writes.
+"""The shapes of plain data: cost tables, and what runs tell, which is also the JSON that the command line writes.
 
 Units stand last in names. Latencies are over all submitted requests, and one that did not finish counts as infinitely
 late; ``None`` stands for infinity, and for no value at all.
@@ -11,7 +11,11 @@ __all__ = [
     "OUTCOMES",
     "PERCENTILES",
     "Admission",
+    "CellHits",
+    "CostKnot",
+    "CostTable",
     "Distribution",
+    "FailedSeed",
     "Faults",
     "Gaps",
     "Limits",
@@ -28,6 +32,7 @@ __all__ = [
     "Slos",
     "Slowdowns",
     "Summary",
+    "SwarmSummary",
     "Transfers",
     "VisibleTime",
 ]
@@ -38,6 +43,31 @@ Metric = Literal["ttft", "tbt", "e2e"]
 METRICS: tuple[Metric, ...] = ("ttft", "tbt", "e2e")
 Outcome = Literal["completed", "rejected", "failed", "cancelled", "unfinished"]
 OUTCOMES: tuple[Outcome, ...] = ("completed", "rejected", "failed", "cancelled", "unfinished")
+
+
+class CostKnot(TypedDict):
+    """One measured point."""
+
+    at: int
+    """Tokens or requests, as the list says."""
+    ns: int
+    """Nanoseconds that a pass of that size takes."""
+
+
+class CostTable(TypedDict):
+    """What the passes of a machine take: linear between knots, which ascend, and beyond the outermost two.
+
+    A single knot is a constant.
+    """
+
+    prefill: list[CostKnot]
+    """A pass over prompts, by their tokens together."""
+    decode: list[CostKnot]
+    """A decode pass without its context, by requests."""
+    context_ns_per_1024_tokens: int
+    """What 1024 tokens of context add to a decode pass, all requests of the batch together."""
+    pass_tokens_max: int
+    """Prompt tokens of one pass at most; a longer prompt runs alone."""
 
 
 class Percentiles(TypedDict):
@@ -239,3 +269,49 @@ class Summary(TypedDict):
     """What the run took; all else is the same for the same options."""
     digest: str
     """Equal for equal runs, whatever the machine, process or number of threads."""
+
+
+class CellHits(TypedDict):
+    """One cell of the table in ``docs/failures.md``."""
+
+    state: str
+    """Of a leg, as the table names it."""
+    failure: str
+    """What the leg met."""
+    hits: int
+
+
+class FailedSeed(TypedDict):
+    """A seed whose world broke an invariant."""
+
+    seed: int
+    what: str
+    """What did not hold, and where that is written."""
+    last_events: list[str]
+    """The last events and the actions that followed each."""
+
+
+class SwarmSummary(TypedDict):
+    """Everything a swarm tells; all but `jobs` and `wall_s` is the same for the same seeds and code."""
+
+    version: str
+    commit: str | None
+    """Of the sources that were built, ``-dirty`` where they differ from it; None where that is not known."""
+    from_seed: int
+    """The first seed."""
+    seeds: int
+    jobs: int
+    """Threads."""
+    wall_s: float
+    events: int
+    """Events of the seeds that went well."""
+    events_median: int
+    faults_median: int
+    digest: str
+    """Equal where every action of every seed was."""
+    counters: dict[str, int]
+    """What happened in all worlds together, each by its name."""
+    cells: list[CellHits]
+    """Every cell that can be met."""
+    failed: list[FailedSeed]
+    """By seed."""

@@ -8,9 +8,19 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from splitcore.schema import METRICS, OUTCOMES, PERCENTILES, Faults, MachineUse, Metric, Percentile, Summary
+from splitcore.schema import (
+    METRICS,
+    OUTCOMES,
+    PERCENTILES,
+    Faults,
+    MachineUse,
+    Metric,
+    Percentile,
+    Summary,
+    SwarmSummary,
+)
 
-__all__ = ["comparison", "console", "fit_errors", "run"]
+__all__ = ["comparison", "console", "fit_errors", "run", "swarm"]
 
 # Heading, key in the summary, and the factor to the heading's unit.
 _Latency = tuple[str, Literal["ttft_s", "tbt_s", "tpot_s", "gaps_s", "e2e_s"], float]
@@ -24,6 +34,7 @@ _LATENCIES: tuple[_Latency, ...] = (
 )
 _Column = Literal[Percentile, "mean", "max"]
 _COLUMNS: tuple[_Column, ...] = (*PERCENTILES, "mean", "max")
+_MISSED_SHOWN = 12
 _BATCHED: tuple[Literal["decode_tokens", "prompt_tokens"], ...] = ("decode_tokens", "prompt_tokens")
 
 
@@ -112,6 +123,56 @@ def fit_errors(errors: Mapping[str, Mapping[str, float]]) -> Table:
     for name, row in errors.items():
         table.add_row(name, *(f"{row[phase]:.2%}" for phase in phases))
     return table
+
+
+def swarm(summary: SwarmSummary) -> RenderableType:
+    """Draw what a swarm found; of seeds that failed, the first in full.
+
+    Args:
+        summary: Of `splitcore.swarm`.
+
+    Returns:
+        What `console` prints.
+    """
+    failed, wall_s = summary["failed"], summary["wall_s"] or 1e-9
+    first = summary["from_seed"]
+    commit = "" if summary["commit"] is None else f" ({summary['commit']})"
+    version = f"splitcore {summary['version']}{commit}"
+    facts = Table.grid(padding=(0, 2))
+    facts.add_row("seeds", f"{summary['seeds']:,}, from {first} to {first + summary['seeds'] - 1}")
+    facts.add_row("events", f"{summary['events']:,}, median of a seed {summary['events_median']:,}")
+    facts.add_row("faults", f"median of a seed {summary['faults_median']:,}")
+    facts.add_row("wall time", f"{wall_s:.2f} s with {summary['jobs']} jobs, {summary['seeds'] / wall_s:,.0f} seeds/s")
+    facts.add_row("digest", summary["digest"])
+    seeds = ", ".join(str(each["seed"]) for each in failed[:20]) + (", ..." if len(failed) > 20 else "")
+    verdict = Text(f"{len(failed):,}: {seeds}", style="bold red") if failed else Text("none", style="green")
+    facts.add_row("failing seeds", verdict)
+    parts: list[RenderableType] = [Text(version, style="bold"), facts, *_cells(summary)]
+    if failed:
+        seed = failed[0]["seed"]
+        parts += [
+            Text(f"\nseed {seed} failed, {version}", style="bold red"),
+            Text("last events:\n" + "\n".join(f"  {line}" for line in failed[0]["last_events"])),
+            Text(failed[0]["what"], style="bold"),
+            Text(f"again: splitcore swarm --from {seed} --seeds 1"),
+        ]
+    return Group(*parts)
+
+
+def _cells(summary: SwarmSummary) -> Iterable[RenderableType]:
+    """Draw how often legs met each failure: how many of its cells were hit, and the one hit least."""
+    table = _table("failure", "hits", "cells hit", "least hit cell")
+    missed: list[str] = []
+    for failure in dict.fromkeys(cell["failure"] for cell in summary["cells"]):
+        cells = [cell for cell in summary["cells"] if cell["failure"] == failure]
+        hit = [cell for cell in cells if cell["hits"]]
+        missed += [f"{cell['state']} x {failure}" for cell in cells if not cell["hits"]]
+        least = min(hit, key=lambda cell: cell["hits"], default=None)
+        told = "-" if least is None else f"{least['state']}: {least['hits']:,}"
+        table.add_row(failure, f"{sum(cell['hits'] for cell in hit):,}", f"{len(hit)} of {len(cells)}", told)
+    yield table
+    which = f": {'; '.join(missed)}" if len(missed) <= _MISSED_SHOWN else "; --json lists them"
+    yield Text(f"{len(missed)} cells never hit" + which if missed else "every cell hit")
 
 
 def _table(*headings: str) -> Table:

@@ -7,7 +7,7 @@ use pyo3::types::PyString;
 use splitcore_core::cluster::{Cluster as Core, MachineState};
 use splitcore_core::config::Level;
 use splitcore_core::error::{Applied, EventError, Rejection};
-use splitcore_core::event::{Arrival, ClusterAction, ClusterEvent, Join, Outcome};
+use splitcore_core::event::{Arrival, ClusterAction, ClusterEvent, Join, Outcome, Slo};
 use splitcore_core::id::{Attempt, LegKey, MachineId, RequestId};
 use splitcore_core::leg::{Notice, Report};
 use splitcore_core::placement::Placement;
@@ -38,7 +38,7 @@ impl Names {
         self.by_index.push(shown);
     }
 
-    /// Names machines that joined by event, where nobody gave a name.
+    /// Names machines that joined or registered by event, and rows left open for others.
     pub(crate) fn fill(&mut self, py: Python<'_>, machines: u32) {
         for index in self.by_index.len() as u32..machines {
             let mut name = format!("machine-{index}");
@@ -234,6 +234,12 @@ impl State {
         recovered.parked.retain(|id| !placed.contains(id));
         self.keep(None);
         Ok(recovered)
+    }
+
+    pub(crate) fn set_slo(&mut self, class: u32, slo: Option<Slo>, now_ns: Option<u64>) -> Result<(), Fault> {
+        let now = self.begin(now_ns)?;
+        let _ = self.handle(now, &ClusterEvent::SetSlo { class, slo })?;
+        Ok(())
     }
 
     pub(crate) fn place(

@@ -6,11 +6,12 @@ use numpy::PyArray1;
 use pyo3::prelude::*;
 use pyo3::sync::MutexExt;
 use pyo3::types::PyString;
-use pythonize::pythonize;
+use pythonize::{depythonize, pythonize};
 use splitcore_core::cluster::Cluster as Core;
 use splitcore_core::config::ClusterConfig;
-use splitcore_core::event::{Arrival, Join, Link, Role};
-use splitcore_core::id::MachineId;
+use splitcore_core::cost::CostTable;
+use splitcore_core::event::{Arrival, Join, Link, Role, Slo};
+use splitcore_core::id::{Epoch, MachineId};
 
 use crate::arrays::{ID, LoadRow, TOKENS, arrivals, read_only, whole_numbers};
 use crate::calls::{Fact, State};
@@ -89,13 +90,24 @@ impl Cluster {
         prompt_pending_tokens_max = 8192,
         kv_fill_max = 0.95,
         mixed_return = "drained",
+        mixed_hold_s = 0.0,
         reserve = "at-arrival",
         cut = "at-prompt",
         transfer = "auto",
         kv_bytes_per_token = None,
+        split_from_tokens = 0,
+        ties = "first",
         requests_max = 1_000_000,
+        admission = "bounds",
+        recovery_headroom = 0.0,
+        priority_ageing_s = 10.0,
         attempts_max = 4,
+        retry_interval_s = 1.0,
+        park_limit_s = 30.0,
+        rejoin_limit_s = 5.0,
         lease_s = None,
+        epoch = 1,
+        grace_s = 0.0,
         seed = 0,
     ))]
     #[allow(clippy::too_many_arguments)]
@@ -106,32 +118,55 @@ impl Cluster {
         prompt_pending_tokens_max: u64,
         kv_fill_max: f64,
         mixed_return: &str,
+        mixed_hold_s: f64,
         reserve: &str,
         cut: &str,
         transfer: &str,
         kv_bytes_per_token: Option<u64>,
+        split_from_tokens: u32,
+        ties: &str,
         requests_max: u32,
+        admission: &str,
+        recovery_headroom: f64,
+        priority_ageing_s: Option<f64>,
         attempts_max: u32,
+        retry_interval_s: f64,
+        park_limit_s: f64,
+        rejoin_limit_s: f64,
         lease_s: Option<f64>,
+        epoch: u32,
+        grace_s: f64,
         seed: u64,
     ) -> PyResult<Self> {
-        if !(0.001..=1.0).contains(&kv_fill_max) {
-            return Err(errors::config(py, "kv_fill_max", "0.001 to 1", kv_fill_max));
-        }
+        let share = |option, given, least, most| errors::permille(py, option, given, least, most);
+        let seconds = |option, given| errors::nanoseconds(py, option, given);
         let policies = "splitwise, jsq, least-requests, round-robin or power-of-two";
         let config = ClusterConfig {
             level: errors::word(py, "level", level, "external or managed")?,
             policy: errors::word(py, "policy", policy, policies)?,
             prompt_pending_tokens_max,
-            kv_fill_max_permille: (kv_fill_max * 1000.0).round() as u32,
+            kv_fill_max_permille: share("kv_fill_max", kv_fill_max, 0.001, 1.0)?,
             mixed_return: errors::word(py, "mixed_return", mixed_return, "drained or idle")?,
+            mixed_hold_ns: errors::nanoseconds_or_none(py, "mixed_hold_s", mixed_hold_s)?,
             reserve: errors::word(py, "reserve", reserve, "at-arrival or at-source-done")?,
             cut: errors::word(py, "cut", cut, "at-prompt or before-last")?,
             transfer: errors::word(py, "transfer", transfer, "auto, serialized or layer-wise")?,
             kv_bytes_per_token,
+            split_from_tokens,
+            ties: errors::word(py, "ties", ties, "first or last")?,
             requests_max,
+            admission: errors::word(py, "admission", admission, "bounds, early or predicted")?,
+            recovery_headroom_permille: share("recovery_headroom", recovery_headroom, 0.0, 0.999)?,
+            priority_ageing_ns: priority_ageing_s
+                .map(|given| seconds("priority_ageing_s", given))
+                .transpose()?,
             attempts_max,
-            lease_ns: lease_s.map(|seconds| errors::nanoseconds(py, "lease_s", seconds)).transpose()?,
+            retry_interval_ns: seconds("retry_interval_s", retry_interval_s)?,
+            park_limit_ns: seconds("park_limit_s", park_limit_s)?,
+            rejoin_limit_ns: seconds("rejoin_limit_s", rejoin_limit_s)?,
+            lease_ns: lease_s.map(|given| seconds("lease_s", given)).transpose()?,
+            epoch: Epoch(epoch),
+            grace_ns: errors::nanoseconds_or_none(py, "grace_s", grace_s)?,
             seed,
             ..ClusterConfig::default()
         };
@@ -149,6 +184,7 @@ impl Cluster {
         speed_weight = 1,
         link_bandwidth = None,
         transfer_fixed_cost_s = 0.005,
+        costs = None,
         now_ns = None,
     ))]
     #[allow(clippy::too_many_arguments)]
@@ -162,6 +198,7 @@ impl Cluster {
         speed_weight: u32,
         link_bandwidth: Option<f64>,
         transfer_fixed_cost_s: f64,
+        costs: Option<Bound<'_, PyAny>>,
         now_ns: Option<u64>,
     ) -> PyResult<u32> {
         let role: Role = errors::word(py, "role", role, "prompt, token or mixed")?;
@@ -184,7 +221,7 @@ impl Cluster {
             kv_capacity_tokens: u64::from(kv_blocks) * u64::from(block_tokens),
             speed_weight,
             link,
-            costs: None,
+            costs: costs.as_ref().map(cost_table).transpose()?,
         };
         let shown = PyString::intern(py, name).unbind();
         self.with(py, |state| state.add_machine(name, shown, join, now_ns))
@@ -201,6 +238,24 @@ impl Cluster {
     fn lose_machine(&self, py: Python<'_>, name: &str, now_ns: Option<u64>) -> PyResult<Recovery> {
         let recovered = self.with(py, |state| state.lose_machine(name, now_ns))?;
         Ok(Recovery { placed: recovered.placed, parked: recovered.parked, failed: recovered.failed })
+    }
+
+    /// Set the limits of a class of requests, or take them away.
+    #[pyo3(signature = (slo_class, *, ttft_s = None, tbt_s = None, now_ns = None))]
+    fn set_slo(
+        &self,
+        py: Python<'_>,
+        slo_class: u32,
+        ttft_s: Option<f64>,
+        tbt_s: Option<f64>,
+        now_ns: Option<u64>,
+    ) -> PyResult<()> {
+        let limit = |option, given: Option<f64>| {
+            given.map_or(Ok(u64::MAX), |seconds| errors::nanoseconds(py, option, seconds))
+        };
+        let slo = Slo { ttft_ns: limit("ttft_s", ttft_s)?, tbt_ns: limit("tbt_s", tbt_s)? };
+        let slo = (ttft_s.is_some() || tbt_s.is_some()).then_some(slo);
+        self.with(py, |state| state.set_slo(slo_class, slo, now_ns))
     }
 
     /// Choose the machines of a new request and book its load.
@@ -356,6 +411,18 @@ impl Cluster {
         self.with(py, |state| state.renew(&ids, now_ns))
     }
 
+    /// Which cluster of its service it is.
+    #[getter]
+    fn epoch(&self, py: Python<'_>) -> PyResult<u32> {
+        self.with(py, |state| Ok(state.core.epoch().0))
+    }
+
+    /// Whether it still hears from its machines after a restart.
+    #[getter]
+    fn is_recovering(&self, py: Python<'_>) -> PyResult<bool> {
+        self.with(py, |state| Ok(state.core.is_recovering()))
+    }
+
     /// Read the books of all machines.
     fn loads(&self, py: Python<'_>) -> PyResult<Py<PyArray1<LoadRow>>> {
         let rows = self.with(py, |state| {
@@ -420,6 +487,11 @@ impl Cluster {
     fn next_deadline_ns(&self, py: Python<'_>) -> PyResult<Option<u64>> {
         self.with(py, |state| Ok(state.core.next_deadline().map(splitcore_core::time::Time::as_ns)))
     }
+}
+
+fn cost_table(given: &Bound<'_, PyAny>) -> PyResult<CostTable> {
+    depythonize(given)
+        .map_err(|error| errors::config(given.py(), "costs", "a table as schema.CostTable", &error))
 }
 
 fn unnamed() -> PyErr {

@@ -136,8 +136,7 @@ pub(crate) fn config(py: Python<'_>, option: &str, expected: &str, got: impl std
 }
 
 /// The core's names of options and the names they have in Python.
-const RENAMED: [(&str, &str); 3] =
-    [("blocks", "kv_blocks"), ("kv_fill_max_permille", "kv_fill_max"), ("lease_ns", "lease_s")];
+const RENAMED: [(&str, &str); 2] = [("blocks", "kv_blocks"), ("lease_ns", "lease_s")];
 
 pub(crate) fn core_config(py: Python<'_>, error: &CoreConfigError) -> PyErr {
     let renamed = RENAMED.iter().find(|(core, _)| *core == error.option);
@@ -220,6 +219,23 @@ pub(crate) fn word<T: serde::de::DeserializeOwned>(
     expected: &str,
 ) -> PyResult<T> {
     depythonize(PyString::new(py, given).as_any()).map_err(|_| config(py, option, expected, given))
+}
+
+/// A share in thousandths.
+pub(crate) fn permille(py: Python<'_>, option: &str, share: f64, least: f64, most: f64) -> PyResult<u32> {
+    if (least..=most).contains(&share) {
+        Ok((share * 1000.0).round() as u32)
+    } else {
+        Err(config(py, option, &format!("{least} to {most}"), share))
+    }
+}
+
+/// As `nanoseconds`, and zero is in range.
+pub(crate) fn nanoseconds_or_none(py: Python<'_>, option: &str, seconds: f64) -> PyResult<u64> {
+    if seconds == 0.0 {
+        return Ok(0);
+    }
+    nanoseconds(py, option, seconds).map_err(|_| config(py, option, "0 seconds or more", seconds))
 }
 
 /// Seconds in whole nanoseconds; zero and what a `u64` cannot hold are out of range.

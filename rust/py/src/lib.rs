@@ -12,6 +12,7 @@ mod events;
 mod machine;
 mod placement;
 mod simulate;
+mod swarm;
 
 /// The compiled scheduler core. Import these names from `splitcore`.
 #[pyo3::pymodule]
@@ -31,4 +32,6 @@ mod _native {
     use crate::placement::{Leg, PlacedMany, Placement, Polled, Recovery, Why};
     #[pymodule_export]
     use crate::simulate::{Report, profile_fit, simulate};
+    #[pymodule_export]
+    use crate::swarm::swarm;
 }

@@ -53,6 +53,10 @@ impl Machine {
         evictions_max = 4,
         report_interval_s = 1.0,
         handoff_floor_blocks = None,
+        quarantine_limit = 0.1,
+        transfer_limit_s = 20.0,
+        park_limit_s = 30.0,
+        orphan_limit_s = 120.0,
         sends_max = None,
         receives_max = None,
     ))]
@@ -69,9 +73,14 @@ impl Machine {
         evictions_max: u32,
         report_interval_s: f64,
         handoff_floor_blocks: Option<u32>,
+        quarantine_limit: f64,
+        transfer_limit_s: Option<f64>,
+        park_limit_s: f64,
+        orphan_limit_s: Option<f64>,
         sends_max: Option<u32>,
         receives_max: Option<u32>,
     ) -> PyResult<Self> {
+        let seconds = |option, given| errors::nanoseconds(py, option, given);
         let config = MachineConfig {
             blocks: kv_blocks,
             block_tokens,
@@ -79,11 +88,16 @@ impl Machine {
             batch_requests_max,
             sit_out_max,
             evictions_max,
-            report_interval_ns: errors::nanoseconds(py, "report_interval_s", report_interval_s)?,
+            report_interval_ns: seconds("report_interval_s", report_interval_s)?,
             handoff_floor_blocks,
+            quarantine_limit_permille: errors::permille(py, "quarantine_limit", quarantine_limit, 0.0, 1.0)?,
+            transfer_limit_ns: transfer_limit_s
+                .map(|given| seconds("transfer_limit_s", given))
+                .transpose()?,
+            park_limit_ns: seconds("park_limit_s", park_limit_s)?,
+            orphan_limit_ns: orphan_limit_s.map(|given| seconds("orphan_limit_s", given)).transpose()?,
             sends_max,
             receives_max,
-            ..MachineConfig::default()
         };
         let id = MachineId { index: machine, incarnation };
         let core = Core::new(id, config).map_err(|error| errors::core_config(py, &error))?;
@@ -127,6 +141,18 @@ impl Machine {
             let (_, table) = state.core.leg(key).ok_or(Fault::UnknownRequest(request_id))?;
             Ok(table.blocks().iter().map(|block| block.0).collect())
         })
+    }
+
+    /// Read all it holds, as a registration carries it.
+    fn claims<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let claims = self.with(py, |state| Ok(state.core.claims()))?;
+        Ok(pythonize(py, &claims)?)
+    }
+
+    /// The newest cluster it has spoken to.
+    #[getter]
+    fn epoch(&self, py: Python<'_>) -> PyResult<u32> {
+        self.with(py, |state| Ok(state.core.epoch().0))
     }
 
     /// Read what a report would say now.

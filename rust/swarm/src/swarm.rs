@@ -18,6 +18,8 @@ pub struct Summary {
     pub seeds: u64,
     /// Those that failed, by seed.
     pub failed: Vec<Failed>,
+    /// Events of those that went well.
+    pub events: u64,
     /// Events of the median seed, of those that went well.
     pub median_events: u64,
     /// Faults of the median seed, of those that went well.
@@ -31,8 +33,8 @@ pub struct Summary {
 }
 
 /// Runs `seeds` seeds from `from` on, `jobs` at a time, and tells `progress` after each how many are done and how
-/// many of them failed.
-pub fn swarm(from: u64, seeds: u64, jobs: usize, progress: impl Fn(u64, u64) + Sync) -> Summary {
+/// many of them failed. Where that answers false, no further seed is begun.
+pub fn swarm(from: u64, seeds: u64, jobs: usize, progress: impl Fn(u64, u64) -> bool + Sync) -> Summary {
     let next = AtomicU64::new(0);
     let done = Mutex::new((0, 0));
     let work = || {
@@ -46,7 +48,9 @@ pub fn swarm(from: u64, seeds: u64, jobs: usize, progress: impl Fn(u64, u64) + S
             if let Ok(mut done) = done.lock() {
                 done.0 += 1;
                 done.1 += u64::from(result.is_err());
-                progress(done.0, done.1);
+                if !progress(done.0, done.1) {
+                    next.store(seeds, Ordering::Relaxed);
+                }
             }
             results.push((from + at, result));
         }
@@ -65,6 +69,7 @@ fn summarise(results: Vec<(u64, Result<Run, Failed>)>) -> Summary {
     for (_, result) in results {
         match result {
             Ok(run) => {
+                summary.events += run.events;
                 events.push(run.events);
                 faults.push(run.faults);
                 summary.counters.add(&run.counters);
