@@ -79,6 +79,7 @@ impl Cluster {
 
     /// This attempt, unless one of its name or a later one still has blocks somewhere, of an earlier request of this id
     /// or of another Cluster's time: their messages must stay recognisable.
+    #[inline]
     fn free_attempt(&self, request: RequestId, attempt: u32) -> u32 {
         if self.closing.is_empty() {
             return attempt;
@@ -168,10 +169,11 @@ impl Cluster {
             self.book(leg);
         }
         let now = self.now;
-        let key = self.requests.get(slot).key();
-        let attempt = Attempt(self.free_attempt(key.request, key.attempt.0));
+        if !self.closing.is_empty() {
+            let LegKey { request, attempt } = self.requests.get(slot).key();
+            self.requests.get_mut(slot).attempt = Attempt(self.free_attempt(request, attempt.0));
+        }
         let request = self.requests.get_mut(slot);
-        request.attempt = attempt;
         request.legs = legs;
         request.moved_at = now;
         let placed = (request.arrival.request, request.attempt);
