@@ -721,3 +721,14 @@ fn regression_a_registration_for_an_absurd_place_is_an_error() {
     assert!(head.handle(&ClusterEvent::Register(registration)).0.is_err());
     assert_eq!(head.cluster.machines_len(), 0);
 }
+
+#[test]
+fn regression_an_embedder_may_end_a_request_that_waits_for_a_machine() {
+    let config = ClusterConfig { level: Level::External, ..ClusterConfig::default() };
+    let mut head = Head::new(config, &[Role::Mixed]);
+    head.place(1, 1, 1);
+    head.act(&ClusterEvent::Lose { machine: id(0) });
+    let ended = head.act(&ClusterEvent::Fact(Notice::Finished { key: key_at(1, 2), tokens: 1 }));
+    let outcome = splitcore_core::event::Outcome::Finished;
+    assert_eq!(ended, [ClusterAction::Ended { request: RequestId(1), outcome }]);
+}

@@ -281,7 +281,12 @@ impl Cluster {
         actions: &mut Vec<ClusterAction>,
     ) -> Applied {
         // Cancelled meanwhile: the end that was applied first wins.
-        let Some((slot, _)) = self.find_leg(from, key, |_| true) else { return self.late() };
+        let found = match from {
+            Some(_) => self.find_leg(from, key, |_| true).map(|(slot, _)| slot),
+            // An embedder may know of an end while we seek a machine.
+            None => self.requests.find_key(key),
+        };
+        let Some(slot) = found else { return self.late() };
         if self.predicts() {
             self.learn_output(slot, tokens);
         }
