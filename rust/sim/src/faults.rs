@@ -11,6 +11,8 @@ const RESTART_DEFAULT_S: f64 = 1.0;
 const GRACE_DEFAULT_S: f64 = 1.0;
 /// What a killed Cluster is called.
 const CLUSTER_NAME: &str = "cluster";
+/// What a plan is made of.
+const PARTS: &str = "mtbf=SECONDS, repair=SECONDS, kill=NAME@SECONDS, restart=SECONDS or grace=SECONDS";
 /// Down to a millisecond, so that time goes on between two crashes of one machine.
 const SPAN_RANGE_S: std::ops::RangeInclusive<f64> = 1e-3..=1e9;
 
@@ -71,12 +73,7 @@ impl FaultPlan {
                 Some(("restart", seconds)) => set_once(&mut restart_s, seconds, part)?,
                 Some(("grace", seconds)) => set_once(&mut grace_s, seconds, part)?,
                 Some(("kill", what)) => kills.push(parse_kill(what, part, &names)?),
-                _ => {
-                    return Err(refused(
-                        "mtbf=, repair=, restart= or grace=SECONDS or kill=NAME@SECONDS",
-                        part,
-                    ));
-                }
+                _ => return Err(refused(PARTS, part)),
             }
         }
         if kills.is_empty() && mtbf_s.is_none() {
