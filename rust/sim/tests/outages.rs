@@ -136,6 +136,34 @@ fn one_cluster_after_the_other_may_die() {
     assert_eq!((restart.cluster_restarts, restart.restarted), (3, 150));
 }
 
+/// The Cluster dies with the words on their way that a later attempt takes over: the earlier one is all there is, and its
+/// tokens go nowhere any more.
+#[test]
+fn an_attempt_that_was_given_up_before_the_cluster_died_is_taken_back() {
+    let rows: Vec<Row> = (0..60).map(|id| (id * 40, 200, 60)).collect();
+    let slow = Options { message_delay_s: 0.25, ..Options::default() };
+    let plan = "kill=p0@1.5,kill=cluster@1.6,repair=1";
+    let (report, runs) = watch(Split("2xdgx-h100", "1xdgx-h100"), &rows, plan, slow);
+    let resume = faults(&report).resume;
+    assert!(resume.resumed >= 3, "{resume:?} were met after their first token");
+    assert!(report.rows.iter().all(|row| row.e2e_ns < 15 * SECOND_NS), "not when its machine is full");
+    assert_eq!((finished(&runs[0]), finished(&runs[1])), (60, 60));
+}
+
+/// Requests parked in a grace time are kept by the first machine. Its successor dies too, with some of them placed and
+/// the word that nobody need keep them on its way.
+#[test]
+fn a_request_that_is_kept_on_one_machine_goes_on_where_it_runs() {
+    let slow = Options { message_delay_s: 0.2, ..Options::default() };
+    let plan = "kill=cluster@10,kill=m2@11.5,kill=cluster@13.4,restart=1,grace=2,repair=1";
+    let (report, runs) = watch(Unsplit("3xdgx-h100"), &FIFTY, plan, slow);
+    let resume = faults(&report).resume;
+    assert_eq!((resume.cluster_restarts, resume.adopted, resume.resubmitted), (2, 100, 0), "{resume:?}");
+    assert_eq!((resume.resumed, resume.restarted), (16, 0), "{resume:?}");
+    assert!(report.rows.iter().all(|row| [1, 3].contains(&row.attempts)));
+    assert_eq!((finished(&runs[0]), finished(&runs[1])), (50, 50));
+}
+
 /// All machines are away when the grace time ends: what was accepted is not turned away.
 #[test]
 fn accepted_requests_wait_for_machines_too() {
