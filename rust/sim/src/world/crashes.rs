@@ -7,16 +7,17 @@
 
 use std::collections::BTreeMap;
 
-use splitcore_core::event::{ClusterEvent, Join, MachineEvent, Registration, Slo};
+use splitcore_core::event::{ClusterEvent, Join, MachineEvent};
 use splitcore_core::id::{Attempt, LegKey, MachineId, RequestId};
 use splitcore_core::leg::{Compute, Inbound, Notice};
 use splitcore_core::machine::Machine;
 
+use super::outages::Outage;
 use super::{Event, World, internal};
 use crate::SimError;
 use crate::faults::{Failures, FaultPlan, Kill, Recovery, Target};
 use crate::observer::Observer;
-use crate::report::{FaultTally, Outcome, PoolMoves};
+use crate::report::{FaultTally, Outcome};
 use crate::setup::Setup;
 
 /// What crashes need and leave behind.
@@ -25,28 +26,12 @@ pub(super) struct Crashes {
     kills: Vec<Kill>,
     failures: Option<Failures>,
     repair_ns: u64,
-    pub(super) restart_ns: u64,
-    pub(super) grace_ns: u64,
-    pub(super) slo: Option<Slo>,
     /// How each machine joins, under the incarnation that it has now.
     pub(super) joins: Vec<Join>,
     pub(super) is_up: Vec<bool>,
     /// The Cluster knows no request before it any more.
     pub(super) first_live: usize,
-    /// There is no Cluster.
-    pub(super) is_down: bool,
-    /// There is none, or it still hears from its machines: what arrives waits at the gateway.
-    pub(super) is_shut: bool,
-    /// The gateway will submit again what was turned away and must not be.
-    pub(super) resubmits: bool,
-    /// Some request was submitted later than others that arrived after it.
-    pub(super) is_out_of_order: bool,
-    /// What machines register, while it is on its way.
-    pub(super) registrations: Vec<Option<Registration>>,
-    /// Output tokens that were part of the prompt when the gateway submitted a request again, if any were.
-    pub(super) submitted_after: BTreeMap<u32, u32>,
-    /// Of the Clusters that were killed.
-    pub(super) pool_moves: PoolMoves,
+    pub(super) outage: Outage,
     /// Output tokens that were part of the prompt of an attempt, by request, if any were.
     resumed_from: BTreeMap<u32, u32>,
     /// KV tokens that were lost and not computed again yet, by request.
@@ -76,23 +61,10 @@ impl Crashes {
             kills: plan.kills.clone(),
             failures,
             repair_ns: plan.repair_ns,
-            restart_ns: plan.restart_ns,
-            grace_ns: match recovery {
-                Recovery::Resume => plan.grace_ns,
-                // Nothing is to be heard from machines but that they are there.
-                Recovery::Restart => setup.message_delay_ns.max(1),
-            },
-            slo: setup.limits.slo(),
+            outage: Outage::new(plan, recovery, setup),
             is_up: vec![true; joins.len()],
-            registrations: vec![None; joins.len()],
             joins,
             first_live: 0,
-            is_down: false,
-            is_shut: false,
-            resubmits: false,
-            is_out_of_order: false,
-            submitted_after: BTreeMap::new(),
-            pool_moves: PoolMoves::default(),
             resumed_from: BTreeMap::new(),
             lost_tokens: BTreeMap::new(),
             waits_since_ns: BTreeMap::new(),
@@ -212,7 +184,7 @@ impl<O: Observer> World<O> {
         });
         if let Some(crashes) = &mut self.crashes {
             crashes.joins[at].machine = id;
-            crashes.registrations[at] = None;
+            crashes.outage.registrations.remove(&machine);
             crashes.evictions_and_pauses.0 += lost.counters().evicted;
             crashes.evictions_and_pauses.1 += lost.counters().paused;
         }
@@ -242,12 +214,12 @@ impl<O: Observer> World<O> {
             let (stream, of) = (&self.streams[at], &self.requests[at]);
             let runs = stream.outcome == Outcome::Unfinished;
             let attempt = self.cluster.attempt(request);
-            if runs || attempt.is_some() || crashes.is_shut {
+            if runs || attempt.is_some() || crashes.outage.is_shut() {
                 live_from = live_from.min(at);
             }
             let (Some(attempt), Some(known)) = (attempt, self.cluster.delivered(request)) else { continue };
             let key = LegKey { request, attempt };
-            let known = known + crashes.submitted_after.get(&(at as u32)).copied().unwrap_or(0);
+            let known = known + crashes.outage.submitted_after.get(&(at as u32)).copied().unwrap_or(0);
             let tokens = stream.given(of) - known;
             // A client that has its last token waits for nothing, whatever becomes of the machine's word.
             if tokens > 0 && (resumes || !runs) {
@@ -360,7 +332,7 @@ impl<O: Observer> World<O> {
     /// Output tokens that the Cluster knows the client of a live request to have, or was submitted after.
     fn delivered(&self, request: RequestId) -> Option<u32> {
         let submitted_after =
-            self.crashes.as_ref().and_then(|crashes| crashes.submitted_after.get(&(request.0 as u32)));
+            self.crashes.as_ref().and_then(|crashes| crashes.outage.submitted_after.get(&(request.0 as u32)));
         Some(self.cluster.delivered(request)? + submitted_after.copied().unwrap_or(0))
     }
 

@@ -261,7 +261,7 @@ impl<O: Observer> World<O> {
 
     /// Every request of the pass gets a token, unless its prompt needs more than this leg.
     fn emit_tokens(&mut self, at: usize, ended: &mut Vec<LegKey>) {
-        let in_order = !self.crashes.as_ref().is_some_and(|crashes| crashes.is_out_of_order);
+        let in_order = !self.crashes.as_ref().is_some_and(|crashes| crashes.outage.is_out_of_order);
         self.engines[at].follow(self.machines[at].plan(), in_order, &mut self.streams);
         if self.crashes.is_some() {
             self.count_lost_work(at);

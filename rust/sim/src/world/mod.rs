@@ -4,6 +4,7 @@
 //! Events are ordered by (time, sequence). Messages without delay take the same queue, so a run with and without
 //! delay is one code path.
 
+mod check;
 mod crashes;
 mod engine;
 mod messages;
@@ -424,7 +425,7 @@ impl<O: Observer> World<O> {
 
     /// How often machines moved between pools, under all Clusters.
     pub(crate) fn pool_moves(&self) -> PoolMoves {
-        let before = self.crashes.as_ref().map_or(PoolMoves::default(), |crashes| crashes.pool_moves);
+        let before = self.crashes.as_ref().map_or(PoolMoves::default(), |crashes| crashes.outage.pool_moves);
         let counters = self.cluster.counters();
         PoolMoves {
             to_mixed: before.to_mixed + counters.to_mixed,
@@ -437,34 +438,6 @@ impl<O: Observer> World<O> {
         let lost = self.crashes.as_ref().map_or((0, 0), |crashes| crashes.evictions_and_pauses);
         let counters = self.machines.iter().map(Machine::counters);
         counters.fold(lost, |sum, each| (sum.0 + each.evicted, sum.1 + each.paused))
-    }
-
-    /// At the end nothing is left on any book, and every block is free.
-    pub(crate) fn check_drained(&self) -> Result<(), SimError> {
-        let live = self.cluster.live_requests();
-        if live > 0 {
-            return Err(internal(&format!("{live} requests are left in the Cluster")));
-        }
-        for (index, machine) in self.machines.iter().enumerate() {
-            let name = &self.tallies[index].name;
-            let load = self.cluster.load(index as u32).map(|load| (load.booked, load.legs, load.kv_tokens));
-            if load.is_none_or(|load| load != (0, 0, 0)) {
-                return Err(internal(&format!("{name} is left with the bookings {load:?}")));
-            }
-            let (pool, report) = (machine.pool(), machine.report());
-            if machine.kept() > 0 {
-                return Err(internal(&format!("{name} still keeps {} requests", machine.kept())));
-            }
-            if !machine.is_idle() || pool.free() != pool.total() || report.kv_tokens != 0 {
-                return Err(internal(&format!("{name} is left with {report:?} of {} blocks", pool.total())));
-            }
-        }
-        Ok(())
-    }
-
-    fn check_all(&self) -> Result<(), SimError> {
-        self.cluster.check().map_err(|fault| internal(&fault))?;
-        self.machines.iter().try_for_each(|machine| machine.check().map_err(|fault| internal(&fault)))
     }
 }
 

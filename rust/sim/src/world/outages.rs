@@ -8,9 +8,11 @@
 //! Where requests restart, machines lose what they hold with the Cluster, as where nobody can say what they hold, and
 //! every request is submitted again from its prompt.
 
+use std::collections::BTreeMap;
+
 use splitcore_core::cluster::Cluster;
 use splitcore_core::config::{ClusterConfig, SECOND_NS};
-use splitcore_core::event::{Arrival, ClusterEvent, MachineEvent, Registration};
+use splitcore_core::event::{Arrival, ClusterEvent, MachineEvent, Registration, Slo};
 use splitcore_core::id::{Attempt, Epoch, LegKey, RequestId};
 use splitcore_core::leg::Notice;
 use splitcore_core::machine::Machine;
@@ -18,29 +20,84 @@ use splitcore_core::machine::Machine;
 use super::messages::Message;
 use super::{Event, World, internal};
 use crate::SimError;
-use crate::faults::Recovery;
+use crate::faults::{FaultPlan, Recovery};
 use crate::observer::Observer;
-use crate::report::Outcome;
+use crate::report::{Outcome, PoolMoves};
+use crate::setup::Setup;
 
 /// A request that was accepted once and is turned away when it is submitted again is tried at this interval.
 const RESUBMIT_INTERVAL_NS: u64 = SECOND_NS;
 
+/// Where the Cluster stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    /// It takes arrivals.
+    Open,
+    /// There is none.
+    Down,
+    /// It hears from its machines and takes none yet.
+    Grace,
+}
+
+/// What a killed Cluster needs and leaves behind.
+pub(super) struct Outage {
+    restart_ns: u64,
+    grace_ns: u64,
+    slo: Option<Slo>,
+    stage: Stage,
+    /// The gateway will submit again what was turned away and must not be.
+    resubmits: bool,
+    /// Some request was submitted later than others that arrived after it.
+    pub(super) is_out_of_order: bool,
+    /// What machines register, while it is on its way.
+    pub(super) registrations: BTreeMap<u32, Registration>,
+    /// Output tokens that were part of the prompt when the gateway submitted a request again, if any were.
+    pub(super) submitted_after: BTreeMap<u32, u32>,
+    /// Of the Clusters that were killed.
+    pub(super) pool_moves: PoolMoves,
+}
+
+impl Outage {
+    pub(super) fn new(plan: &FaultPlan, recovery: Recovery, setup: &Setup) -> Self {
+        Self {
+            restart_ns: plan.restart_ns,
+            grace_ns: match recovery {
+                Recovery::Resume => plan.grace_ns,
+                // Nothing is to be heard from machines but that they are there.
+                Recovery::Restart => setup.message_delay_ns.max(1),
+            },
+            slo: setup.limits.slo(),
+            stage: Stage::Open,
+            resubmits: false,
+            is_out_of_order: false,
+            registrations: BTreeMap::new(),
+            submitted_after: BTreeMap::new(),
+            pool_moves: PoolMoves::default(),
+        }
+    }
+
+    /// Whether what arrives waits at the gateway.
+    pub(super) fn is_shut(&self) -> bool {
+        self.stage != Stage::Open
+    }
+}
+
 impl<O: Observer> World<O> {
     /// Whether there is no Cluster that takes arrivals.
     pub(super) fn is_shut(&self) -> bool {
-        self.crashes.as_ref().is_some_and(|crashes| crashes.is_shut)
+        self.crashes.as_ref().is_some_and(|crashes| crashes.outage.is_shut())
     }
 
     #[cold]
     pub(super) fn kill_cluster(&mut self) -> Result<(), SimError> {
         let is_over = self.is_over();
         let Some(crashes) = &mut self.crashes else { return Ok(()) };
-        if is_over || crashes.is_down {
+        if is_over || crashes.outage.stage == Stage::Down {
             return Ok(());
         }
         crashes.tally.cluster_restarts += 1;
-        (crashes.is_down, crashes.is_shut, crashes.first_live) = (true, true, 0);
-        let (recovery, stands_ns) = (crashes.recovery, self.now_ns + crashes.restart_ns);
+        (crashes.outage.stage, crashes.first_live) = (Stage::Down, 0);
+        let (recovery, stands_ns) = (crashes.recovery, self.now_ns + crashes.outage.restart_ns);
         self.log(13, 0, u64::from(self.cluster.epoch().0));
         self.begin_waits(recovery);
         self.forget_cluster()?;
@@ -95,10 +152,11 @@ impl<O: Observer> World<O> {
     fn forget_cluster(&mut self) -> Result<(), SimError> {
         let (old, counters) = (*self.cluster.config(), self.cluster.counters());
         let Some(crashes) = &mut self.crashes else { return Ok(()) };
-        crashes.pool_moves.to_mixed += counters.to_mixed;
-        crashes.pool_moves.to_home += counters.to_home;
-        crashes.registrations.fill(None);
-        let config = ClusterConfig { epoch: Epoch(old.epoch.0 + 1), grace_ns: crashes.grace_ns, ..old };
+        crashes.outage.pool_moves.to_mixed += counters.to_mixed;
+        crashes.outage.pool_moves.to_home += counters.to_home;
+        crashes.outage.registrations.clear();
+        let config =
+            ClusterConfig { epoch: Epoch(old.epoch.0 + 1), grace_ns: crashes.outage.grace_ns, ..old };
         self.cluster = Cluster::new(config).map_err(|error| internal(&error))?;
         self.cluster_tick_armed = None;
         let messages = &mut self.messages;
@@ -122,8 +180,8 @@ impl<O: Observer> World<O> {
         let epoch = self.cluster.epoch();
         self.log(14, 0, u64::from(epoch.0));
         let Some(crashes) = &mut self.crashes else { return Ok(()) };
-        crashes.is_down = false;
-        let slo = crashes.slo;
+        crashes.outage.stage = Stage::Grace;
+        let slo = crashes.outage.slo;
         for machine in 0..self.machines.len() as u32 {
             if self.is_up(machine) {
                 self.send_registration(machine);
@@ -139,7 +197,7 @@ impl<O: Observer> World<O> {
     /// A machine that has come up without a session, once the first Cluster is gone.
     pub(super) fn begin_session(&mut self, machine: u32) -> Result<(), SimError> {
         self.tell_machine(machine, &MachineEvent::ClusterLost)?;
-        if self.crashes.as_ref().is_some_and(|crashes| !crashes.is_down) {
+        if self.crashes.as_ref().is_some_and(|crashes| crashes.outage.stage != Stage::Down) {
             self.send_registration(machine);
         }
         Ok(())
@@ -151,7 +209,7 @@ impl<O: Observer> World<O> {
         let (epoch, report, claims) = (of.epoch(), of.report(), of.claims());
         let Some(crashes) = &mut self.crashes else { return };
         let join = crashes.joins[at].clone();
-        crashes.registrations[at] = Some(Registration { join, epoch, report, claims });
+        crashes.outage.registrations.insert(machine, Registration { join, epoch, report, claims });
         self.post(Message::Register { machine });
     }
 
@@ -160,7 +218,7 @@ impl<O: Observer> World<O> {
     #[cold]
     pub(super) fn register(&mut self, machine: u32) -> Result<(), SimError> {
         let Some(crashes) = &mut self.crashes else { return Ok(()) };
-        let Some(registration) = crashes.registrations[machine as usize].take() else { return Ok(()) };
+        let Some(registration) = crashes.outage.registrations.remove(&machine) else { return Ok(()) };
         self.log(29, machine, registration.claims.len() as u64);
         let requests: Vec<RequestId> = registration.claims.iter().map(|claim| claim.key.request).collect();
         let before = self.cluster.counters().adopted;
@@ -195,7 +253,7 @@ impl<O: Observer> World<O> {
 
     fn reopen(&mut self) -> Result<(), SimError> {
         let Some(crashes) = &mut self.crashes else { return Ok(()) };
-        crashes.is_shut = false;
+        crashes.outage.stage = Stage::Open;
         for at in crashes.first_live..self.next_arrival {
             let (request, stream) = (RequestId(at as u64), &self.streams[at]);
             let Some(attempt) = self.cluster.attempt(request) else { continue };
@@ -211,8 +269,8 @@ impl<O: Observer> World<O> {
     #[cold]
     pub(super) fn resubmit(&mut self) -> Result<(), SimError> {
         let Some(crashes) = &mut self.crashes else { return Ok(()) };
-        crashes.resubmits = false;
-        if crashes.is_shut { Ok(()) } else { self.submit_missing() }
+        crashes.outage.resubmits = false;
+        if crashes.outage.is_shut() { Ok(()) } else { self.submit_missing() }
     }
 
     /// Submits what waits at the gateway, and again what the Cluster should know and does not.
@@ -226,7 +284,7 @@ impl<O: Observer> World<O> {
             }
         }
         let Some(crashes) = &mut self.crashes else { return Ok(()) };
-        if is_left && !std::mem::replace(&mut crashes.resubmits, true) {
+        if is_left && !std::mem::replace(&mut crashes.outage.resubmits, true) {
             self.queue.push(self.now_ns + RESUBMIT_INTERVAL_NS, Event::Resubmit);
         }
         Ok(())
@@ -244,11 +302,11 @@ impl<O: Observer> World<O> {
         let Some(crashes) = &mut self.crashes else { return Ok(()) };
         let after = if crashes.recovery == Recovery::Resume { given } else { 0 };
         if after > 0 {
-            crashes.submitted_after.insert(request, after);
+            crashes.outage.submitted_after.insert(request, after);
         } else {
-            crashes.submitted_after.remove(&request);
+            crashes.outage.submitted_after.remove(&request);
         }
-        crashes.is_out_of_order = true;
+        crashes.outage.is_out_of_order = true;
         self.log(15, after, at as u64);
         let (prompt_tokens, output_tokens) = (of.prompt_tokens + after, of.output_tokens - after);
         self.tell_cluster(&ClusterEvent::Arrive(Arrival::new(at as u64, prompt_tokens, output_tokens)))?;
