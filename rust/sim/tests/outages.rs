@@ -175,6 +175,19 @@ fn accepted_requests_wait_for_machines_too() {
     assert!(report.rows.iter().all(|row| row.e2e_ns > 60 * SECOND_NS));
 }
 
+/// After two minutes without a Cluster machines drop what they hold; the gateway still has its clients.
+#[test]
+fn machines_wait_for_a_cluster_only_so_long() {
+    let rows = [(0, 300, 5000), (0, 300, 500)];
+    let plan = "kill=cluster@10,restart=130";
+    let (report, runs) = watch(Unsplit("1xdgx-h100"), &rows, plan, Options::default());
+    let resume = faults(&report).resume;
+    assert_eq!((resume.adopted, resume.resubmitted, resume.resumed, resume.restarted), (0, 1, 1, 0));
+    assert!(runs[0].given_before(0, 131 * SECOND_NS) > 2000 && finished(&runs[0]) == 2);
+    let (_, before) = runs[0].tokens[0].split_at(runs[0].given_before(0, 131 * SECOND_NS) as usize);
+    assert!(before[0].0 > 141 * SECOND_NS, "they stop at 130 s and go on after the grace time");
+}
+
 #[test]
 fn limits_hold_under_the_next_cluster() {
     let rows: Vec<Row> = (0..400).map(|id| (id * 25, 1500, 50)).collect();

@@ -58,7 +58,8 @@ pub struct RecoveryReport {
     pub extra_time_s: f64,
     /// Times the Cluster's state was lost and rebuilt.
     pub cluster_restarts: u64,
-    /// Live requests that a new Cluster took over from what machines registered: they are where they were.
+    /// Live requests that a new Cluster took over from what machines registered: they are where they were. Others have
+    /// ended meanwhile, as their machines ran on.
     pub adopted: u64,
     /// Live requests that no machine had registered, so that the gateway submitted them again. Each is also counted as
     /// resumed or restarted.
