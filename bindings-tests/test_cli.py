@@ -159,6 +159,21 @@ def test_faults_are_told_in_a_table_and_in_the_summary(cli):
     assert (faults["resumed"] > 0, restart["resumed"], faults["failed"]) == (True, 0, 0)
     assert faults["extra_time_s"] < restart["extra_time_s"]
     assert faults["attainment"] == summary["slo"]["attainment"]
+    assert "cluster restarts" not in shown
+
+
+def test_a_lost_cluster_is_told_in_the_table_and_in_the_summary(cli):
+    faulty = (*SPLIT, "--faults", "kill=cluster@10,restart=2,grace=0.5")
+    shown = cli("simulate", *faulty).stdout
+    for word in ("cluster restarts", "requests adopted", "requests resubmitted"):
+        assert word in shown
+    faults = _summary(cli("simulate", *faulty, "--json", "-"))["faults"]
+    restart = faults["restart"]
+    assert (faults["crashes"], faults["cluster_restarts"], restart["cluster_restarts"]) == (0, 1, 1)
+    assert faults["adopted"] > 0 == restart["adopted"]
+    assert faults["resubmitted"] == 0, "messages take no time here, so some machine has heard of each"
+    assert restart["resubmitted"] == restart["restarted"] >= faults["adopted"], "some end without a Cluster"
+    assert faults["extra_time_s"] < restart["extra_time_s"]
 
 
 def test_without_faults_there_is_no_table_of_them(cli):
@@ -275,8 +290,9 @@ BAD_OPTIONS = {
     "bandwidth that is a word": ((*SPLIT, "--link-bandwidth", "fast"), "--link-bandwidth"),
     "bandwidth of zero": ((*SPLIT, "--link-bandwidth", "0GB/s"), "--link-bandwidth"),
     "switch that is neither": ((*SPLIT, "--kv-limit", "maybe"), "--kv-limit"),
-    "fault of no kind": ((*SPLIT, "--faults", "often"), "--faults: expected mtbf=SECONDS, repair=SECONDS or kill="),
-    "fault of a machine that is not there": ((*SPLIT, "--faults", "kill=t1@5"), "--faults: expected a machine"),
+    "fault of no kind": ((*SPLIT, "--faults", "often"), "--faults: expected mtbf=SECONDS, repair=SECONDS, kill="),
+    "fault of a machine that is not there": ((*SPLIT, "--faults", "kill=t1@5"), "--faults: expected cluster or a"),
+    "grace time of nobody": ((*SPLIT, "--faults", "mtbf=9,grace=1"), "--faults: expected kill=cluster@SECONDS beside"),
     "faults without end": ((*SPLIT, "--faults", "mtbf=0"), "--faults: expected seconds"),
     "missing trace": (("--unsplit", "1xdgx-h100", "--trace", "none.csv"), "none.csv"),
     "plot of an unknown kind": ((*UNSPLIT, "--plot", "run.gif"), "--plot"),

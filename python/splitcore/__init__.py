@@ -141,10 +141,12 @@ def simulate(
         split_from: Prompts of fewer tokens run whole on their token machine.
         kv_limit: Whether the memory of the machines bounds their KV cache.
         requests: Arrivals are cut after this many.
-        faults: Machine faults, as ``"mtbf=600,repair=30,kill=t0@20"``: mean seconds that one machine is up, seconds
-            until a crashed one is back (30 by default), and machines to crash at a time. The workload is then
-            simulated twice: the report is that of requests that resume, and its summary's ``faults`` tells what
-            faults cost there and where requests restart from scratch.
+        faults: Faults, as ``"mtbf=600,repair=30,kill=t0@20"``: mean seconds that one machine is up, seconds until a
+            crashed one is back (30 by default), and machines to crash at a time.
+            ``"kill=cluster@20,restart=1,grace=1"`` loses the Cluster's state: seconds until there is another, and
+            seconds in which machines register with it (1 by default, both). The workload is then simulated twice: the
+            report is that of requests that resume, and its summary's ``faults`` tells what faults cost there and where
+            requests restart from scratch.
         check: Recount every invariant after every event; slow, for those who change the scheduler.
         progress: Called now and then with the requests that have ended and the total, both twice with faults.
 

@@ -101,7 +101,7 @@ def simulate(
     contention: Annotated[_Switch, _machines("on|off", "Transfers share the links.")] = "on",
     kv_limit: Annotated[_Switch, _machines("on|off", "Memory bounds the KV cache.")] = "on",
     faults: Annotated[
-        str | None, _machines("SPEC", "Crashes: mtbf=S, repair=S, kill=NAME@S, as mtbf=600,repair=30,kill=t0@20.")
+        str | None, _machines("SPEC", "Crashes: mtbf=S, repair=S, kill=NAME@S; kill=cluster@S, restart=S, grace=S.")
     ] = None,
     model: Annotated[str, _workload("NAME", "bloom-176b or llama2-70b.")] = "bloom-176b",
     trace: Annotated[str, _workload("NAME|FILE", "azure-conv, azure-code, or a CSV or JSONL trace.")] = "azure-conv",

@@ -202,7 +202,14 @@ class Recovery(TypedDict):
     attainment: float | None
     """As `Slos.attainment`."""
     extra_time_s: float | None
-    """Mean seconds from a crash to the next token that is new to the client of a request it met."""
+    """Mean seconds from a crash to the next token that is new to the client of a request it met; all live requests are
+    met where the Cluster is lost."""
+    cluster_restarts: int
+    """Times the Cluster's state was lost and rebuilt."""
+    adopted: int
+    """Live requests that a new Cluster took over from what machines registered; others have ended meanwhile."""
+    resubmitted: int
+    """Live requests that no machine had, submitted again; each is also resumed or restarted."""
 
 
 class Faults(Recovery):

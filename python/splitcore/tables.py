@@ -240,6 +240,10 @@ def _faults(faults: Faults) -> Table:
     """Draw what faults cost the run, and what they would have cost with restarts from scratch."""
     ways = (faults, faults["restart"])
     table = _table(f"{faults['crashes']:,} crashes", "resume (this run)", "restart")
+    if faults["cluster_restarts"]:
+        table.add_row("cluster restarts", *(f"{way['cluster_restarts']:,}" for way in ways))
+        table.add_row("requests adopted", *(f"{way['adopted']:,}" for way in ways))
+        table.add_row("requests resubmitted", *(f"{way['resubmitted']:,}" for way in ways))
     table.add_row("requests resumed", *(f"{way['resumed']:,}" for way in ways))
     table.add_row("requests restarted", *(f"{way['restarted']:,}" for way in ways))
     table.add_row("requests failed", *(f"{way['failed']:,}" for way in ways))

@@ -68,8 +68,8 @@ pub struct Options {
     pub kv_limit: bool,
     /// Stop after this many arrivals.
     pub requests: Option<usize>,
-    /// Machine faults, as `mtbf=600,repair=30,kill=t0@20`. The run is then made twice: requests that meet a fault
-    /// resume, and restart from scratch.
+    /// Faults, as `mtbf=600,repair=30,kill=t0@20` of machines or `kill=cluster@20,restart=1,grace=1` of the Cluster. The
+    /// run is then made twice: requests that meet a fault resume, and restart from scratch.
     pub faults: Option<String>,
     /// Recount every invariant after every event (slow).
     pub check: bool,

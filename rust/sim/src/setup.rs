@@ -92,6 +92,7 @@ impl Setup {
         }
         let names = || machines.iter().map(|machine| machine.name.as_str());
         let faults = options.faults.as_deref().map(|text| FaultPlan::parse(text, names())).transpose()?;
+        faults.as_ref().map_or(Ok(()), |plan| plan.check_delay(message_delay_ns))?;
         let costs: Vec<CostModel> = costs.into_iter().map(|(_, cost)| cost).collect();
         let pass_tokens_max = MachineConfig::default().batch_tokens_max;
         Ok(Self {

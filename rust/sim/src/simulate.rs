@@ -10,8 +10,8 @@ use crate::faults::Recovery;
 use crate::observer::Observer;
 use crate::options::Options;
 use crate::report::{
-    AdmissionReport, FaultReport, FaultTally, Inputs, PoolMoves, Reference, RequestRecord, RequestRow,
-    RunFacts, SloLimits, Summary, TbtRule, Timelines,
+    AdmissionReport, FaultReport, FaultTally, Inputs, Reference, RequestRecord, RequestRow, RunFacts,
+    SloLimits, Summary, TbtRule, Timelines,
 };
 use crate::setup::Setup;
 use crate::world::{World, role_name};
@@ -131,7 +131,6 @@ fn report<O: Observer>(world: &World<O>, setup: &Setup, options: &Options, wall_
         tbt_ns: setup.reference.tbt_ns(prompt, output),
         e2e_ns: setup.reference.e2e_ns(prompt, output),
     };
-    let counters = world.cluster().counters();
     let (evictions, pauses) = world.evictions_and_pauses();
     let summary = Summary::new(Inputs {
         rows: &rows,
@@ -141,7 +140,7 @@ fn report<O: Observer>(world: &World<O>, setup: &Setup, options: &Options, wall_
         tbt_rule,
         limits: SloLimits::default(),
         reference: &reference,
-        pools: PoolMoves { to_mixed: counters.to_mixed, to_home: counters.to_home },
+        pools: world.pool_moves(),
         facts: RunFacts {
             admission: AdmissionReport::new(
                 &options.admission,

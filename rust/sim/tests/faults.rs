@@ -4,141 +4,11 @@
 mod common;
 
 use common::Machines::{Split, Unsplit};
-use common::{Machines, TempFile, run, with_machines};
+use common::clients::{Clients, Row, Seen, faults, finished, machines, met, modes, watch, workload};
+use common::{run, with_machines};
 use proptest::prelude::*;
-use splitcore_core::machine::BatchPlan;
-use splitcore_sim::report::{FaultReport, Outcome, RecoveryReport};
-use splitcore_sim::{Observer, Options, Recovery, Report, SimError, simulate, simulate_observed};
-
-/// (arrival in milliseconds, prompt, output)
-type Row = (u64, u32, u32);
-
-/// What clients see in one run.
-#[derive(Debug)]
-struct Seen {
-    recovery: Recovery,
-    /// Tokens given, by request: when, and how many are to come.
-    tokens: Vec<Vec<(u64, u32)>>,
-    ends: Vec<Vec<Outcome>>,
-    /// Prefills of further attempts that sample: the tokens up to there, and those the client has as the pass starts.
-    resumed: Vec<(usize, u32, u32)>,
-    words: Vec<[u64; 3]>,
-}
-
-#[derive(Debug, Default)]
-struct Clients {
-    requests: usize,
-    runs: Vec<Seen>,
-}
-
-impl Clients {
-    fn now(&mut self) -> &mut Seen {
-        self.runs.last_mut().unwrap()
-    }
-}
-
-impl Observer for Clients {
-    fn run_started(&mut self, recovery: Recovery) {
-        let count = self.requests;
-        let (tokens, ends) = (vec![Vec::new(); count], vec![Vec::new(); count]);
-        self.runs.push(Seen { recovery, tokens, ends, resumed: Vec::new(), words: Vec::new() });
-    }
-
-    fn logged(&mut self, words: [u64; 3]) {
-        self.now().words.push(words);
-    }
-
-    fn pass_started(&mut self, _: u64, _: u32, _: u64, plan: &BatchPlan) {
-        let now = self.now();
-        for prefill in plan.prefills.iter().filter(|prefill| prefill.samples && prefill.key.attempt.0 > 1) {
-            let request = prefill.key.request.0 as usize;
-            let given = now.tokens[request].len() as u32;
-            now.resumed.push((request, prefill.start + prefill.tokens, given));
-        }
-    }
-
-    fn token(&mut self, now_ns: u64, request: u64, left: u32) {
-        self.now().tokens[request as usize].push((now_ns, left));
-    }
-
-    fn ended(&mut self, _: u64, request: u64, outcome: Outcome) {
-        self.now().ends[request as usize].push(outcome);
-    }
-}
-
-impl Seen {
-    /// When machines crashed and which.
-    fn crashes(&self) -> Vec<(u64, u64)> {
-        let crashed = self.words.iter().filter(|words| words[1] >> 32 == 11);
-        crashed.map(|words| (words[0], words[1] & 0xffff_ffff)).collect()
-    }
-
-    /// Every request ends once; one that has finished has got each of its tokens once and in order.
-    #[track_caller]
-    fn assert_whole(&self, rows: &[Row]) {
-        let recovery = self.recovery;
-        for (id, ((tokens, ends), row)) in self.tokens.iter().zip(&self.ends).zip(rows).enumerate() {
-            assert_eq!(ends.len(), 1, "{recovery:?}: request {id} ended as {ends:?}");
-            let left: Vec<u32> = tokens.iter().map(|&(_, left)| left).collect();
-            let expected: Vec<u32> = (0..row.2).rev().take(left.len()).collect();
-            assert_eq!(left, expected, "{recovery:?}: request {id}: tokens lost or given twice");
-            assert!(tokens.is_sorted_by(|one, next| one.0 < next.0), "one token a pass");
-            assert_eq!(ends[0] == Outcome::Finished, left.len() == row.2 as usize, "request {id}");
-        }
-    }
-
-    /// Tokens a request had before a time.
-    fn given_before(&self, request: usize, time_ns: u64) -> u64 {
-        self.tokens[request].iter().filter(|token| token.0 < time_ns).count() as u64
-    }
-}
-
-/// Both runs of a plan, with all invariants recounted after every event and all books empty at the end.
-#[track_caller]
-fn watch(machines: Machines, rows: &[Row], faults: &str, options: Options) -> (Report, Vec<Seen>) {
-    let timed: Vec<_> = rows.iter().map(|&(ms, prompt, output)| (ms as f64 / 1e3, prompt, output)).collect();
-    let file = TempFile::trace(&format!("faults-{}", std::thread::current().name().unwrap()), &timed);
-    let Options { prompt, token, unsplit, .. } = with_machines(machines);
-    let options = Options {
-        prompt,
-        token,
-        unsplit,
-        trace: file.path(),
-        faults: Some(faults.into()),
-        check: true,
-        ..options
-    };
-    watch_options(&options, rows)
-}
-
-#[track_caller]
-fn watch_options(options: &Options, rows: &[Row]) -> (Report, Vec<Seen>) {
-    let mut clients = Clients { requests: rows.len(), ..Clients::default() };
-    let report = simulate_observed(options, &mut |_, _| true, &mut clients).unwrap();
-    let runs = clients.runs;
-    assert_eq!(
-        runs.iter().map(|run| run.recovery).collect::<Vec<_>>(),
-        [Recovery::Resume, Recovery::Restart]
-    );
-    assert_eq!(runs[0].crashes().len() as u64, faults(&report).resume.crashes);
-    assert_eq!(runs[1].crashes().len() as u64, faults(&report).restart.crashes);
-    for run in &runs {
-        run.assert_whole(rows);
-    }
-    (report, runs)
-}
-
-fn faults(report: &Report) -> FaultReport {
-    report.summary.faults.unwrap()
-}
-
-fn finished(run: &Seen) -> usize {
-    run.ends.iter().filter(|ends| ends[..] == [Outcome::Finished]).count()
-}
-
-fn met(report: &RecoveryReport) -> u64 {
-    report.resumed + report.restarted + report.failed
-}
+use splitcore_sim::report::{FaultReport, Outcome};
+use splitcore_sim::{Options, Report, SimError, simulate, simulate_observed};
 
 const FIFTY: [Row; 50] = [(0, 200, 400); 50];
 
@@ -373,7 +243,7 @@ fn nothing_changes_before_the_first_crash() {
 #[test]
 fn bad_plans_are_told_before_anything_runs() {
     let seconds = "seconds from 0.001 to 1e9";
-    let parts = "mtbf=SECONDS, repair=SECONDS or kill=NAME@SECONDS";
+    let parts = "mtbf=SECONDS, repair=SECONDS, kill=NAME@SECONDS, restart=SECONDS or grace=SECONDS";
     for (plan, expected, got) in [
         ("", parts, "``"),
         ("mtbf", parts, "`mtbf`"),
@@ -385,16 +255,21 @@ fn bad_plans_are_told_before_anything_runs() {
         ("mtbf=nan", seconds, "`mtbf=nan`"),
         ("mtbf=inf", seconds, "`mtbf=inf`"),
         ("mtbf=1,repair=0", seconds, "`repair=0`"),
-        ("mtbf=1,mtbf=2", "mtbf and repair once each", "`mtbf=2`"),
+        ("mtbf=1,mtbf=2", "mtbf, repair, restart and grace once each", "`mtbf=2`"),
         ("repair=5", "mtbf=SECONDS or kill=NAME@SECONDS beside the repair time", "`repair=5`"),
         ("kill=t0", "kill=NAME@SECONDS", "`kill=t0`"),
         ("kill=t0@", "seconds from 0 to 1e9 after the @", "`kill=t0@`"),
         ("kill=t0@-1", "seconds from 0 to 1e9 after the @", "`kill=t0@-1`"),
-        ("kill=t0@1,kill=t9@2", "a machine of the run, p0 to t1, before the @", "`kill=t9@2`"),
-        ("kill=cluster@1", "a machine of the run, p0 to t1, before the @", "`kill=cluster@1`"),
+        ("kill=t0@1,kill=t9@2", "cluster or a machine of the run, p0 to t1, before the @", "`kill=t9@2`"),
+        ("kill=Cluster@1", "cluster or a machine of the run, p0 to t1, before the @", "`kill=Cluster@1`"),
+        ("kill=cluster@1,grace=0", seconds, "`grace=0`"),
+        ("kill=cluster@1,restart=1,restart=1", "mtbf, repair, restart and grace once each", "`restart=1`"),
+        ("kill=t0@1,grace=2", "kill=cluster@SECONDS beside restart and grace", "`kill=t0@1,grace=2`"),
+        ("kill=cluster@1,grace=0.2", "grace of at least the message delay, 0.25 s", "`grace=0.2`"),
     ] {
         let machines = with_machines(Split("1xdgx-h100", "2xdgx-h100"));
-        let options = Options { rate: Some(1.0), faults: Some(plan.into()), ..machines };
+        let options =
+            Options { rate: Some(1.0), faults: Some(plan.into()), message_delay_s: 0.25, ..machines };
         let mut clients = Clients::default();
         let error = simulate_observed(&options, &mut |_, _| true, &mut clients).err();
         let SimError::Config { option, expected: told, got: found } = error.unwrap() else {
@@ -423,15 +298,6 @@ fn progress_counts_both_runs() {
     assert!(calls.is_sorted() && calls.last().unwrap().0 > 8_000, "{calls:?}");
 }
 
-fn machines() -> impl Strategy<Value = (Machines, Vec<&'static str>)> {
-    prop::sample::select(vec![
-        (Unsplit("1xdgx-h100"), vec!["m0"]),
-        (Unsplit("3xdgx-a100"), vec!["m0", "m1", "m2"]),
-        (Split("1xdgx-h100", "1xdgx-a100"), vec!["p0", "t0"]),
-        (Split("3xdgx-h100", "2xdgx-h100-cap"), vec!["p0", "p1", "p2", "t0", "t1"]),
-    ])
-}
-
 fn plan(names: Vec<&'static str>) -> impl Strategy<Value = String> {
     let kills = prop::collection::vec((prop::sample::select(names), 0_u32..8_000), 1..6);
     let mtbf = prop::option::of(prop::sample::select(vec!["0.5", "3", "20"]));
@@ -440,38 +306,6 @@ fn plan(names: Vec<&'static str>) -> impl Strategy<Value = String> {
         let kills = kills.iter().map(|(name, ms)| format!("kill={name}@{}", f64::from(*ms) / 1e3));
         let mtbf = mtbf.map(|mtbf| format!("mtbf={mtbf}"));
         kills.chain(mtbf).chain([format!("repair={repair}")]).collect::<Vec<_>>().join(",")
-    })
-}
-
-fn modes() -> impl Strategy<Value = Options> {
-    let names =
-        |names: &[&str]| prop::sample::select(names.iter().map(ToString::to_string).collect::<Vec<_>>());
-    (
-        prop::option::of(names(&["splitwise", "jsq", "least-requests", "round-robin", "power-of-two"])),
-        names(&["auto", "serialized", "layer-wise"]),
-        names(&["at-arrival", "at-source-done"]),
-        names(&["at-prompt", "before-last"]),
-        prop::sample::select(vec![0.0, 1e-4, 3e-3, 0.25]),
-        prop::option::of(Just(2e9)),
-        0_u64..100,
-    )
-        .prop_map(|(policy, transfer, reserve, cut, message_delay_s, link_bandwidth, seed)| Options {
-            policy,
-            transfer,
-            reserve,
-            cut,
-            message_delay_s,
-            link_bandwidth,
-            seed,
-            ..Options::default()
-        })
-}
-
-fn workload() -> impl Strategy<Value = Vec<Row>> {
-    let sizes = prop_oneof![4 => (1_u32..3_000, 1_u32..80), 1 => (2_000_u32..30_000, 1_u32..150)];
-    prop::collection::vec((0_u64..6_000, sizes), 1..40).prop_map(|mut requests| {
-        requests.sort_unstable_by_key(|request| request.0);
-        requests.into_iter().map(|(ms, (prompt, output))| (ms, prompt, output)).collect()
     })
 }
 

@@ -109,9 +109,15 @@ impl Faults {
 /// Cluster restarts in one run, at most.
 const RESTARTS_MAX: usize = 2;
 
-/// States that a leg is in for moments only: chance alone hardly ever meets them.
-const RARE: [(Compute, Inbound, Outbound); 12] = [
+/// States that a leg is in for moments only: chance alone hardly ever meets them. The shortest come more than once.
+const RARE: [(Compute, Inbound, Outbound); 18] = [
     (Compute::Prefilling, Inbound::None, Outbound::Released),
+    (Compute::Prefilling, Inbound::None, Outbound::Released),
+    (Compute::Prefilling, Inbound::None, Outbound::Released),
+    (Compute::Prefilling, Inbound::None, Outbound::Draining),
+    (Compute::Prefilling, Inbound::None, Outbound::Draining),
+    (Compute::Waiting, Inbound::Ready, Outbound::None),
+    (Compute::Waiting, Inbound::Ready, Outbound::None),
     (Compute::Prefilling, Inbound::None, Outbound::Draining),
     (Compute::Prefilling, Inbound::None, Outbound::Sending),
     (Compute::Prefilling, Inbound::Ready, Outbound::None),
@@ -131,7 +137,7 @@ pub(crate) fn random(rng: &mut Rng, events: u64, machines: u64) -> Faults {
     if kinds.is_empty() {
         kinds = (0..10).collect();
     }
-    let (count, aimed_permille) = (rng.within(10, 45), rng.pick(&[0, 300]));
+    let (count, aimed_permille) = (rng.within(10, 45), rng.pick(&[0, 300, 700]));
     let mut restarts = 0;
     let mut list = Vec::new();
     for _ in 0..count {

@@ -23,6 +23,12 @@ pub struct FaultTally {
     pub interruptions: u64,
     /// See `interruptions`.
     pub extra_ns: u64,
+    /// Times the Cluster was killed and another took its place.
+    pub cluster_restarts: u64,
+    /// Live requests that a new Cluster took over.
+    pub adopted: u64,
+    /// Live requests that no machine had, submitted again.
+    pub resubmitted: u64,
 }
 
 /// What faults cost a run, one way of recovery. A request that meets a fault is resumed, restarted or failed, so these
@@ -47,9 +53,17 @@ pub struct RecoveryReport {
     #[serde(serialize_with = "finite")]
     pub attainment: f64,
     /// Mean seconds from a crash to the next token that is new to the client of a request it met; a further crash
-    /// before that prolongs the wait. Null without any.
+    /// before that prolongs the wait. The loss of the Cluster meets every live request. Null without any.
     #[serde(serialize_with = "finite")]
     pub extra_time_s: f64,
+    /// Times the Cluster's state was lost and rebuilt.
+    pub cluster_restarts: u64,
+    /// Live requests that a new Cluster took over from what machines registered: they are where they were. Others have
+    /// ended meanwhile, as their machines ran on.
+    pub adopted: u64,
+    /// Live requests that no machine had registered, so that the gateway submitted them again. Each is also counted as
+    /// resumed or restarted.
+    pub resubmitted: u64,
 }
 
 /// A run's faults: the run itself, which resumes, and beside it the same run with restarts from scratch.
@@ -74,6 +88,9 @@ impl FaultTally {
             failed: self.failed,
             attainment,
             extra_time_s: self.extra_ns as f64 / self.interruptions as f64 / 1e9,
+            cluster_restarts: self.cluster_restarts,
+            adopted: self.adopted,
+            resubmitted: self.resubmitted,
         }
     }
 }

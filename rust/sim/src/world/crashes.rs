@@ -3,6 +3,7 @@
 //!
 //! Clients keep the tokens they have. A gateway knows these, so before the loss it tells the Cluster what each request
 //! has been given; the core then goes on after them. Where requests restart, it tells of those only that have ended.
+//! What happens without a Cluster is in `outages`.
 
 use std::collections::BTreeMap;
 
@@ -11,37 +12,40 @@ use splitcore_core::id::{Attempt, LegKey, MachineId, RequestId};
 use splitcore_core::leg::{Compute, Inbound, Notice};
 use splitcore_core::machine::Machine;
 
+use super::outages::Outage;
 use super::{Event, World, internal};
 use crate::SimError;
 use crate::faults::{Failures, FaultPlan, Kill, Recovery, Target};
 use crate::observer::Observer;
 use crate::report::{FaultTally, Outcome};
+use crate::setup::Setup;
 
 /// What crashes need and leave behind.
 pub(super) struct Crashes {
-    recovery: Recovery,
+    pub(super) recovery: Recovery,
     kills: Vec<Kill>,
     failures: Option<Failures>,
     repair_ns: u64,
     /// How each machine joins, under the incarnation that it has now.
-    joins: Vec<Join>,
-    is_up: Vec<bool>,
+    pub(super) joins: Vec<Join>,
+    pub(super) is_up: Vec<bool>,
     /// The Cluster knows no request before it any more.
-    first_live: usize,
+    pub(super) first_live: usize,
+    pub(super) outage: Outage,
     /// Output tokens that were part of the prompt of an attempt, by request, if any were.
     resumed_from: BTreeMap<u32, u32>,
     /// KV tokens that were lost and not computed again yet, by request.
-    lost_tokens: BTreeMap<u32, u32>,
+    pub(super) lost_tokens: BTreeMap<u32, u32>,
     /// When the client of a request began to wait for what a crash has delayed.
-    waits_since_ns: BTreeMap<u32, u64>,
-    tally: FaultTally,
+    pub(super) waits_since_ns: BTreeMap<u32, u64>,
+    pub(super) tally: FaultTally,
     /// Of the machines that crashed.
     pub(super) evictions_and_pauses: (u64, u64),
 }
 
 /// A request before a crash.
-struct Before {
-    key: LegKey,
+pub(super) struct Before {
+    pub(super) key: LegKey,
     /// Output tokens so far, those that its attempt has resumed from included.
     made: u32,
     /// Its attempt has made some.
@@ -49,13 +53,15 @@ struct Before {
 }
 
 impl Crashes {
-    pub(super) fn new(plan: &FaultPlan, recovery: Recovery, joins: Vec<Join>, seed: u64) -> Self {
-        let failures = plan.mtbf_s.map(|mean_s| Failures::new(mean_s, plan.repair_ns, joins.len(), seed));
+    pub(super) fn new(plan: &FaultPlan, recovery: Recovery, joins: Vec<Join>, setup: &Setup) -> Self {
+        let failures =
+            plan.mtbf_s.map(|mean_s| Failures::new(mean_s, plan.repair_ns, joins.len(), setup.seed));
         Self {
             recovery,
             kills: plan.kills.clone(),
             failures,
             repair_ns: plan.repair_ns,
+            outage: Outage::new(plan, recovery, setup),
             is_up: vec![true; joins.len()],
             joins,
             first_live: 0,
@@ -108,6 +114,7 @@ impl<O: Observer> World<O> {
         let target = self.crashes.as_ref().map(|crashes| crashes.kills[at as usize].target);
         match target {
             Some(Target::Machine(machine)) => self.crash(machine),
+            Some(Target::Cluster) => self.kill_cluster(),
             None => Ok(()),
         }
     }
@@ -123,9 +130,13 @@ impl<O: Observer> World<O> {
         let repaired_ns = self.now_ns + crashes.repair_ns;
         let lost = self.take_away(machine)?;
         self.log(11, machine, u64::from(lost.id().incarnation));
-        let before = self.tell_progress()?;
-        self.tell_cluster(&ClusterEvent::Lose { machine: lost.id() })?;
-        self.count_faults(&before, &lost);
+        if self.cluster.load(machine).is_some_and(|load| load.machine == lost.id()) {
+            let before = self.tell_progress()?;
+            self.tell_cluster(&ClusterEvent::Lose { machine: lost.id() })?;
+            self.count_faults(&before, Some(&lost));
+        } else {
+            self.count_unheard(&lost);
+        }
         for other in 0..self.machines.len() {
             if self.crashes.as_ref().is_some_and(|crashes| crashes.is_up[other]) {
                 self.tell_machine(other as u32, &MachineEvent::PeerLost { machine: lost.id() })?;
@@ -137,7 +148,7 @@ impl<O: Observer> World<O> {
 
     /// Puts the next incarnation in a machine's place, which waits there for its repair, and forgets everything that
     /// was on its way from or to the old one. Returns the old one.
-    fn take_away(&mut self, machine: u32) -> Result<Machine, SimError> {
+    pub(super) fn take_away(&mut self, machine: u32) -> Result<Machine, SimError> {
         let at = machine as usize;
         let old = &self.machines[at];
         let id = MachineId { index: machine, incarnation: old.id().incarnation + 1 };
@@ -167,10 +178,13 @@ impl<O: Observer> World<O> {
             | Event::ClusterTick
             | Event::Kill(_)
             | Event::Fails(_)
-            | Event::Repaired(_) => true,
+            | Event::Repaired(_)
+            | Event::ClusterStands
+            | Event::Resubmit => true,
         });
         if let Some(crashes) = &mut self.crashes {
             crashes.joins[at].machine = id;
+            crashes.outage.registrations.remove(&machine);
             crashes.evictions_and_pauses.0 += lost.counters().evicted;
             crashes.evictions_and_pauses.1 += lost.counters().paused;
         }
@@ -189,32 +203,30 @@ impl<O: Observer> World<O> {
         }
     }
 
-    /// Tells the Cluster what clients have beyond what it knows. Returns the requests that have not ended.
-    fn tell_progress(&mut self) -> Result<Vec<Before>, SimError> {
+    /// Tells the Cluster what clients have beyond what it knows. Returns the requests it knows that have not ended.
+    pub(super) fn tell_progress(&mut self) -> Result<Vec<Before>, SimError> {
         let Some(crashes) = &mut self.crashes else { return Ok(Vec::new()) };
         let (resumes, first_live) = (crashes.recovery == Recovery::Resume, crashes.first_live);
         let (mut before, mut behind) = (Vec::new(), Vec::new());
         let mut live_from = self.next_arrival;
         for at in first_live..self.next_arrival {
             let request = RequestId(at as u64);
-            let (Some(attempt), Some(known)) =
-                (self.cluster.attempt(request), self.cluster.delivered(request))
-            else {
-                continue;
-            };
-            live_from = live_from.min(at);
             let (stream, of) = (&self.streams[at], &self.requests[at]);
-            let key = LegKey { request, attempt };
             let runs = stream.outcome == Outcome::Unfinished;
+            let attempt = self.cluster.attempt(request);
+            if runs || attempt.is_some() || crashes.outage.is_shut() {
+                live_from = live_from.min(at);
+            }
+            let (Some(attempt), Some(known)) = (attempt, self.cluster.delivered(request)) else { continue };
+            let key = LegKey { request, attempt };
+            let known = known + crashes.outage.submitted_after.get(&(at as u32)).copied().unwrap_or(0);
             let tokens = stream.given(of) - known;
             // A client that has its last token waits for nothing, whatever becomes of the machine's word.
             if tokens > 0 && (resumes || !runs) {
                 behind.push(Notice::Progress { key, tokens });
             }
             if runs {
-                let made = of.output_tokens - stream.left;
-                let resumed_from = crashes.resumed_from.get(&(at as u32)).copied().unwrap_or(0);
-                before.push(Before { key, made, has_made: made > resumed_from });
+                before.push(crashes.before(key, of.output_tokens - stream.left));
             }
         }
         crashes.first_live = live_from;
@@ -223,7 +235,7 @@ impl<O: Observer> World<O> {
     }
 
     /// Counts the requests that have lost their placement to a crash, and what they have to compute again.
-    fn count_faults(&mut self, before: &[Before], lost: &Machine) {
+    pub(super) fn count_faults(&mut self, before: &[Before], lost: Option<&Machine>) {
         for each in before {
             let key = each.key;
             let now = self.cluster.attempt(key.request);
@@ -231,8 +243,8 @@ impl<O: Observer> World<O> {
                 continue;
             }
             let request = key.request.0 as u32;
-            let tokens = self.computed_tokens(each, lost);
-            let delivered = self.cluster.delivered(key.request);
+            let tokens = self.computed_tokens(each, self.machines.iter().chain(lost));
+            let delivered = self.delivered(key.request);
             let Some(crashes) = &mut self.crashes else { return };
             if now.is_none() {
                 crashes.tally.failed += 1;
@@ -253,10 +265,13 @@ impl<O: Observer> World<O> {
     }
 
     /// KV tokens that an attempt had when it was lost: all positions before the last token made. Whether there are any
-    /// is what its legs say.
-    fn computed_tokens(&self, before: &Before, lost: &Machine) -> u32 {
+    /// is what its legs on these machines say.
+    pub(super) fn computed_tokens<'a>(
+        &self,
+        before: &Before,
+        machines: impl Iterator<Item = &'a Machine>,
+    ) -> u32 {
         let &Before { key, made, has_made } = before;
-        let machines = self.machines.iter().chain(std::iter::once(lost));
         let has_kv = machines.filter_map(|machine| machine.leg(key)).any(|(state, _)| match state.compute {
             Compute::Decoding | Compute::Held | Compute::Done => true,
             // After an eviction the leg computes again what had landed.
@@ -307,11 +322,18 @@ impl<O: Observer> World<O> {
         if let Some(Attempt(attempt)) = self.cluster.attempt(id) {
             self.streams[request as usize].attempts = attempt;
         }
-        let delivered = self.cluster.delivered(id).unwrap_or(0);
+        let delivered = self.delivered(id).unwrap_or(0);
         if let Some(crashes) = self.crashes.as_mut().filter(|_| delivered > 0) {
             crashes.resumed_from.insert(request, delivered);
         }
         delivered
+    }
+
+    /// Output tokens that the Cluster knows the client of a live request to have, or was submitted after.
+    fn delivered(&self, request: RequestId) -> Option<u32> {
+        let submitted_after =
+            self.crashes.as_ref().and_then(|crashes| crashes.outage.submitted_after.get(&(request.0 as u32)));
+        Some(self.cluster.delivered(request)? + submitted_after.copied().unwrap_or(0))
     }
 
     /// A machine is back under its next incarnation, with nothing.
@@ -320,7 +342,11 @@ impl<O: Observer> World<O> {
         let Some(crashes) = &mut self.crashes else { return Ok(()) };
         crashes.is_up[machine as usize] = true;
         let join = crashes.joins[machine as usize].clone();
+        let has_restarted = crashes.tally.cluster_restarts > 0;
         self.log(12, machine, u64::from(join.machine.incarnation));
+        if has_restarted {
+            return self.begin_session(machine);
+        }
         self.tell_cluster(&ClusterEvent::Join(join))
     }
 
@@ -330,6 +356,12 @@ impl<O: Observer> World<O> {
 }
 
 impl Crashes {
+    /// A request whose attempt has come to `made` output tokens, before something happens to it.
+    pub(super) fn before(&self, key: LegKey, made: u32) -> Before {
+        let resumed_from = self.resumed_from.get(&(key.request.0 as u32)).copied().unwrap_or(0);
+        Before { key, made, has_made: made > resumed_from }
+    }
+
     /// Of some tokens computed for a request, those that had been computed before.
     fn compute_again(&mut self, request: u32, tokens: u32) -> u32 {
         let Some(left) = self.lost_tokens.get_mut(&request) else { return 0 };

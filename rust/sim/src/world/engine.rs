@@ -261,7 +261,8 @@ impl<O: Observer> World<O> {
 
     /// Every request of the pass gets a token, unless its prompt needs more than this leg.
     fn emit_tokens(&mut self, at: usize, ended: &mut Vec<LegKey>) {
-        self.engines[at].follow(self.machines[at].plan(), &mut self.streams);
+        let in_order = !self.crashes.as_ref().is_some_and(|crashes| crashes.outage.is_out_of_order);
+        self.engines[at].follow(self.machines[at].plan(), in_order, &mut self.streams);
         if self.crashes.is_some() {
             self.count_lost_work(at);
         }
@@ -303,8 +304,9 @@ impl<O: Observer> World<O> {
 }
 
 impl Engine {
-    /// Makes the batch that of the pass. Both lists are by arrival, so one walk finds who stayed, came and went.
-    fn follow(&mut self, plan: &BatchPlan, streams: &mut [Stream]) {
+    /// Makes the batch that of the pass. Both lists are by arrival, so one walk finds who stayed, came and went. A
+    /// request that was submitted again has come late to the Cluster: then the plan is not `in_order`.
+    fn follow(&mut self, plan: &BatchPlan, in_order: bool, streams: &mut [Stream]) {
         if std::mem::replace(&mut self.decodes_version, plan.decodes_version) == plan.decodes_version {
             return;
         }
@@ -312,7 +314,15 @@ impl Engine {
         self.batch.clear();
         self.behind.clear();
         let mut before = self.before.iter().peekable();
-        for key in &plan.decodes {
+        let mut sorted = Vec::new();
+        let decodes = if in_order {
+            &plan.decodes
+        } else {
+            sorted.clone_from(&plan.decodes);
+            sorted.sort_unstable();
+            &sorted
+        };
+        for key in decodes {
             let request = key.request.0 as u32;
             while let Some(gone) = before.next_if(|decoding| decoding.request < request) {
                 gone.store(streams);
@@ -389,6 +399,12 @@ impl Engine {
             }
             streams[request as usize].is_behind && streams[request as usize].left > 0
         });
+    }
+
+    /// Every client is behind from now on, until its next token.
+    pub(super) fn fall_behind(&mut self, streams: &mut [Stream]) {
+        self.store(streams);
+        self.behind.extend(self.batch.drain(..).map(|decoding| decoding.request));
     }
 
     /// Brings the streams of the batch up to date.

@@ -21,6 +21,15 @@ pub(super) enum Message {
         from: MachineId,
         message: Peer,
     },
+    /// A machine begins a session with a Cluster that knows nothing. What it registers lies with the crashes.
+    Register {
+        machine: u32,
+    },
+    /// The Cluster has taken that in.
+    Registered {
+        to: u32,
+        epoch: Epoch,
+    },
     /// From the transport: a stopped transfer writes no more.
     Fenced {
         machine: u32,
@@ -60,9 +69,20 @@ impl Message {
     pub(super) fn concerns(&self, machine: u32) -> bool {
         match *self {
             Self::ToCluster { from, .. } => from.index == machine,
-            Self::ToMachine { to, .. } => to == machine,
+            Self::ToMachine { to, .. } | Self::Registered { to, .. } => to == machine,
             Self::Peer { to, from, .. } => to == machine || from.index == machine,
-            Self::Fenced { machine: at, .. } => at == machine,
+            Self::Fenced { machine: at, .. } | Self::Register { machine: at } => at == machine,
+        }
+    }
+
+    /// Whether it comes from the Cluster or goes to it.
+    pub(super) fn concerns_cluster(&self) -> bool {
+        match self {
+            Self::ToCluster { .. }
+            | Self::ToMachine { .. }
+            | Self::Register { .. }
+            | Self::Registered { .. } => true,
+            Self::Peer { .. } | Self::Fenced { .. } => false,
         }
     }
 }

@@ -4,9 +4,11 @@
 //! Events are ordered by (time, sequence). Messages without delay take the same queue, so a run with and without
 //! delay is one code path.
 
+mod check;
 mod crashes;
 mod engine;
 mod messages;
+mod outages;
 mod transfers;
 
 use std::collections::BTreeMap;
@@ -26,7 +28,9 @@ use crate::event_queue::EventQueue;
 use crate::faults::Recovery;
 use crate::links::Links;
 use crate::observer::Observer;
-use crate::report::{Digest, GapHistogram, MachineTally, Outcome, RequestRow, Timeline, TransferTally};
+use crate::report::{
+    Digest, GapHistogram, MachineTally, Outcome, PoolMoves, RequestRow, Timeline, TransferTally,
+};
 use crate::setup::Setup;
 use crate::workload::TraceRequest;
 use crashes::Crashes;
@@ -55,6 +59,10 @@ enum Event {
     Fails(u32),
     /// A crashed machine is back.
     Repaired(u32),
+    /// A killed Cluster's successor is up.
+    ClusterStands,
+    /// The gateway submits again what was turned away and must not be.
+    Resubmit,
 }
 
 /// The state of a run.
@@ -109,7 +117,7 @@ impl<O: Observer> World<O> {
             tally.hardware = Some(machine.kind.to_string());
             tally
         };
-        let crashes = |plan| Box::new(Crashes::new(plan, recovery, joins, setup.seed));
+        let crashes = |plan| Box::new(Crashes::new(plan, recovery, joins, setup));
         let mut world = Self {
             now_ns: 0,
             queue: EventQueue::with_capacity(4 * count),
@@ -193,11 +201,13 @@ impl<O: Observer> World<O> {
                 }
                 self.cluster_tick_armed = None;
                 self.log(2, 0, 0);
-                self.tell_cluster(&ClusterEvent::Tick)
+                if self.is_shut() { self.tick_shut() } else { self.tell_cluster(&ClusterEvent::Tick) }
             }
             Event::Kill(at) => self.kill(at),
             Event::Fails(machine) => self.fail(machine),
             Event::Repaired(machine) => self.repaired(machine),
+            Event::ClusterStands => self.cluster_stands(),
+            Event::Resubmit => self.resubmit(),
         }
     }
 
@@ -206,6 +216,10 @@ impl<O: Observer> World<O> {
         let request = self.requests[self.next_arrival];
         self.next_arrival += 1;
         self.log(3, request.prompt_tokens, id);
+        if self.is_shut() {
+            // It waits at the gateway.
+            return Ok(());
+        }
         let arrival = Arrival::new(id, request.prompt_tokens, request.output_tokens);
         self.tell_cluster(&ClusterEvent::Arrive(arrival))
     }
@@ -221,6 +235,11 @@ impl<O: Observer> World<O> {
                 let (tag, id) = messages::command_tag(&command);
                 self.log(32 + tag, to, id);
                 self.tell_machine(to, &MachineEvent::Command { epoch, seq, command })
+            }
+            Message::Register { machine } => self.register(machine),
+            Message::Registered { to, epoch } => {
+                self.log(30, to, u64::from(epoch.0));
+                self.tell_machine(to, &MachineEvent::Registered { epoch })
             }
             Message::Fenced { machine, key } => {
                 self.log(10, machine, key.request.0);
@@ -261,6 +280,8 @@ impl<O: Observer> World<O> {
                 let pair = (stream.prompt_machine as u32, stream.token_machine as u32);
                 self.log(4, pair.0, u64::from(pair.1));
             }
+            // The gateway submits again what was accepted once.
+            ClusterAction::Rejected { request, .. } if self.streams[request.0 as usize].attempts > 0 => {}
             ClusterAction::Rejected { request, reason } => {
                 self.count_rejection(reason);
                 self.log(5, 0, request.0);
@@ -270,14 +291,24 @@ impl<O: Observer> World<O> {
                 // A finished request ended at its last token, before the Cluster heard of it.
                 if !matches!(outcome, CoreOutcome::Finished) {
                     self.give_up(request.0 as u32);
-                    self.end(request.0, Outcome::Failed);
+                    // Nor does a client that has gone wait for a Cluster that took its request over.
+                    if self.streams[request.0 as usize].outcome == Outcome::Unfinished {
+                        self.end(request.0, Outcome::Failed);
+                    }
                 }
             }
             ClusterAction::Moved { machine, pool } => self.log(6, machine.index, pool as u64),
             ClusterAction::Parked { request } => {
-                self.give_up(request.0 as u32);
+                // One that a new Cluster takes over from its keeper may have a leg that registers later.
+                let attempt = self.cluster.attempt(request).map_or(0, |attempt| attempt.0);
+                if attempt > self.streams[request.0 as usize].attempts {
+                    self.give_up(request.0 as u32);
+                }
             }
-            ClusterAction::Registered { .. } | ClusterAction::Drained { .. } => {}
+            ClusterAction::Registered { to, epoch } => {
+                self.post(Message::Registered { to: to.index, epoch });
+            }
+            ClusterAction::Drained { .. } => {}
         }
     }
 
@@ -392,8 +423,14 @@ impl<O: Observer> World<O> {
         pairs.map(|(id, (stream, request))| stream.row(id as u64, request)).collect()
     }
 
-    pub(crate) fn cluster(&self) -> &Cluster {
-        &self.cluster
+    /// How often machines moved between pools, under all Clusters.
+    pub(crate) fn pool_moves(&self) -> PoolMoves {
+        let before = self.crashes.as_ref().map_or(PoolMoves::default(), |crashes| crashes.outage.pool_moves);
+        let counters = self.cluster.counters();
+        PoolMoves {
+            to_mixed: before.to_mixed + counters.to_mixed,
+            to_home: before.to_home + counters.to_home,
+        }
     }
 
     /// Evictions and pauses of all machines, those that crashed included.
@@ -401,31 +438,6 @@ impl<O: Observer> World<O> {
         let lost = self.crashes.as_ref().map_or((0, 0), |crashes| crashes.evictions_and_pauses);
         let counters = self.machines.iter().map(Machine::counters);
         counters.fold(lost, |sum, each| (sum.0 + each.evicted, sum.1 + each.paused))
-    }
-
-    /// At the end nothing is left on any book, and every block is free.
-    pub(crate) fn check_drained(&self) -> Result<(), SimError> {
-        let live = self.cluster.live_requests();
-        if live > 0 {
-            return Err(internal(&format!("{live} requests are left in the Cluster")));
-        }
-        for (index, machine) in self.machines.iter().enumerate() {
-            let name = &self.tallies[index].name;
-            let load = self.cluster.load(index as u32).map(|load| (load.booked, load.legs, load.kv_tokens));
-            if load.is_none_or(|load| load != (0, 0, 0)) {
-                return Err(internal(&format!("{name} is left with the bookings {load:?}")));
-            }
-            let (pool, report) = (machine.pool(), machine.report());
-            if !machine.is_idle() || pool.free() != pool.total() || report.kv_tokens != 0 {
-                return Err(internal(&format!("{name} is left with {report:?} of {} blocks", pool.total())));
-            }
-        }
-        Ok(())
-    }
-
-    fn check_all(&self) -> Result<(), SimError> {
-        self.cluster.check().map_err(|fault| internal(&fault))?;
-        self.machines.iter().try_for_each(|machine| machine.check().map_err(|fault| internal(&fault)))
     }
 }
 

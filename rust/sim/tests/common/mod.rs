@@ -1,6 +1,8 @@
 //! What the tests of whole runs share.
 #![allow(dead_code, unreachable_pub, reason = "each test binary uses a part")]
 
+pub mod clients;
+
 use std::path::PathBuf;
 
 use splitcore_sim::{Options, Report, simulate};
