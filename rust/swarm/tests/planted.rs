@@ -164,7 +164,8 @@ fn short(what: &str) -> String {
 /// The bugs to plant now, and whether that is all of them.
 fn chosen() -> (Vec<&'static Bug>, bool) {
     let Ok(names) = std::env::var("PLANTED") else { return (BUGS.iter().collect(), true) };
-    let named = |name| BUGS.iter().find(|bug| bug.name == name).unwrap_or_else(|| panic!("PLANTED: no {name}"));
+    let named =
+        |name| BUGS.iter().find(|bug| bug.name == name).unwrap_or_else(|| panic!("PLANTED: no {name}"));
     (names.split(',').map(named).collect(), false)
 }
 

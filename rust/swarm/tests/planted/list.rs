@@ -70,13 +70,6 @@ pub(crate) const BUGS: &[Bug] = &[
         what: "what a dead incarnation said is taken for the word of the next one",
     },
     Bug {
-        name: "lost-incarnation-unknown",
-        file: "machine/mod.rs",
-        right: "machine.incarnation <= incarnation)",
-        wrong: "machine.incarnation < incarnation)",
-        what: "a machine grants and takes grants of an incarnation that it knows to be lost",
-    },
-    Bug {
         name: "no-landed-to-source",
         file: "machine/handoff.rs",
         right: "            actions.push(MachineAction::Peer { to, message: Peer::Landed { key } });\n",
@@ -89,13 +82,6 @@ pub(crate) const BUGS: &[Bug] = &[
         right: "Inbound::Ready => Peer::Landed { key },",
         wrong: "Inbound::Ready => continue,",
         what: "`Landed` is not said again after a broken session of two machines",
-    },
-    Bug {
-        name: "no-grant-after-reset",
-        file: "machine/session.rs",
-        right: "Inbound::Reserved | Inbound::Receiving if leg.granted => {",
-        wrong: "Inbound::Reserved | Inbound::Receiving if leg.granted && leg.aborted => {",
-        what: "`Grant` is not said again after a broken session of two machines",
     },
     Bug {
         name: "no-abort-ack",
@@ -117,13 +103,6 @@ pub(crate) const BUGS: &[Bug] = &[
         right: "        actions.push(MachineAction::Notify { notice: Notice::Reserved { key } });\n",
         wrong: "",
         what: "a destination does not say that it has set blocks aside",
-    },
-    Bug {
-        name: "no-transfer-failed",
-        file: "machine/handoff.rs",
-        right: "let news = !leg.aborted",
-        wrong: "let news = leg.aborted && !leg.aborted",
-        what: "a source does not say that its transfer has failed",
     },
     Bug {
         name: "no-quarantine",
@@ -159,13 +138,6 @@ pub(crate) const BUGS: &[Bug] = &[
         right: "batch_requests_max, empty: true }",
         wrong: "batch_requests_max + 1, empty: true }",
         what: "a pass holds one request more than `batch_requests_max`",
-    },
-    Bug {
-        name: "attempts-off-by-one",
-        file: "cluster/recovery.rs",
-        right: "request.faults >= attempts_max",
-        wrong: "request.faults > attempts_max",
-        what: "a request gets one attempt more than `attempts_max`",
     },
     Bug {
         name: "room-off-by-one",
@@ -246,10 +218,10 @@ pub(crate) const BUGS: &[Bug] = &[
     },
     Bug {
         name: "err-counts",
-        file: "machine/mod.rs",
-        right: "        if self.legs.find(key).is_some() {\n            return Err(EventError::DuplicateLeg(key));",
-        wrong: "        if let Some(slot) = self.legs.find(key) {\n            self.legs.get_mut(slot).started = true;\n            return Err(EventError::DuplicateLeg(key));",
-        what: "a second leg of the same name is refused and starts the first",
+        file: "machine/pass.rs",
+        right: "if !self.is_running() || pass != self.plan.pass {",
+        wrong: "self.counters.late += 1;\n        if !self.is_running() || pass != self.plan.pass {",
+        what: "the end of a pass that does not run is refused, and counted all the same",
     },
     Bug {
         name: "err-takes-arrival",
@@ -280,53 +252,11 @@ pub(crate) const BUGS: &[Bug] = &[
         what: "a restarted Cluster takes every attempt that it adopts for the first",
     },
     Bug {
-        name: "older-attempt-adopted",
-        file: "cluster/restart.rs",
-        right: "        if claim.key.attempt < known {\n            return None;\n        }\n",
-        wrong: "",
-        what: "a restarted Cluster adopts an attempt that is over beside the one that is not",
-    },
-    Bug {
-        name: "lease-never-closed",
-        file: "cluster/facts.rs",
-        right: "            self.leases.remove(&(due, slot));\n",
-        wrong: "            let _ = due;\n",
-        what: "the lease of a request outlives it",
-    },
-    Bug {
         name: "closing-never-closed",
         file: "cluster/sessions.rs",
         right: "                self.closing.remove(&(key, machine.index));\n                self.close(machine.index, &closing.booking, actions);\n",
         wrong: "                let _ = closing;\n",
         what: "a leg that was given up while its machine was away, and is gone there, is waited for for ever",
-    },
-    Bug {
-        name: "closed-by-older-word",
-        file: "cluster/facts.rs",
-        right: "if seq < closing.seq {",
-        wrong: "if false && seq < closing.seq {",
-        what: "a leg given up is closed by what its machine said before the `Abort` arrived",
-    },
-    Bug {
-        name: "old-report",
-        file: "cluster/machines.rs",
-        right: "if self.reports && report.seq < self.report.seq {",
-        wrong: "if false {",
-        what: "a report older than the last is taken in",
-    },
-    Bug {
-        name: "report-one-too-many",
-        file: "cluster/machines.rs",
-        right: "self.later.front().is_some_and(|&(seq, _)| seq <= report.seq)",
-        wrong: "self.later.front().is_some_and(|&(seq, _)| seq.0 <= report.seq.0 + 1)",
-        what: "a report is taken to include the assignment after the last that it does",
-    },
-    Bug {
-        name: "report-one-too-few",
-        file: "cluster/machines.rs",
-        right: "self.later.front().is_some_and(|&(seq, _)| seq <= report.seq)",
-        wrong: "self.later.front().is_some_and(|&(seq, _)| seq < report.seq)",
-        what: "the last assignment that a report includes is counted on top of it",
     },
     Bug {
         name: "away-takes-work",
@@ -350,13 +280,6 @@ pub(crate) const BUGS: &[Bug] = &[
         what: "a machine counts as drained while legs given up are still there",
     },
     Bug {
-        name: "not-kept",
-        file: "cluster/recovery.rs",
-        right: "        self.command(machine, None, Command::Keep { key, order, work }, actions);\n",
-        wrong: "        let _ = (key, order, work, machine, actions);\n",
-        what: "no machine is asked to keep a request that has none",
-    },
-    Bug {
         name: "kept-for-ever",
         file: "machine/mod.rs",
         right: "Command::Release { key } => self.release_kept(key),",
@@ -371,24 +294,10 @@ pub(crate) const BUGS: &[Bug] = &[
         what: "handoffs that wait for each other are not taken back",
     },
     Bug {
-        name: "no-relief-by-machine",
-        file: "machine/timeouts.rs",
-        right: "        self.counters.relieved += 1;\n        actions.push(MachineAction::Notify { notice: Notice::Relief { key } });\n    }\n\n    /// Nobody",
-        wrong: "        let _ = (key, actions);\n    }\n\n    /// Nobody",
-        what: "a machine that finds no room for its legs gives none back",
-    },
-    Bug {
         name: "stalled-never-stopped",
         file: "machine/timeouts.rs",
         right: "        self.stop_stalled(actions);\n",
         wrong: "        let _ = Self::stop_stalled;\n",
         what: "a transfer that stands still is not stopped",
-    },
-    Bug {
-        name: "send-place-never-freed",
-        file: "machine/handoff.rs",
-        right: "            self.sending -= 1;\n            self.put_waiting(actions);",
-        wrong: "            self.sending -= 1;\n            let _ = actions;",
-        what: "transfers that wait for a place are not started when one becomes free",
     },
 ];
