@@ -250,6 +250,9 @@ fn bless(found: &[Found]) {
 /// All but the numbers, which change with every change of a world.
 #[test]
 fn the_document_lists_every_planted_bug() {
+    if std::env::var_os("BLESS").is_some() {
+        return;
+    }
     let (_, text) = document();
     let rows = between_marks(&text).1.lines().filter(|line| line.starts_with("| ")).skip(2);
     let rows: Vec<&str> = rows.map(|row| row.rsplit_once(" | ").unwrap().0).collect();

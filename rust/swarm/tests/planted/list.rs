@@ -182,13 +182,6 @@ pub(crate) const BUGS: &[Bug] = &[
         what: "the next attempt starts one token after what the client has",
     },
     Bug {
-        name: "unparked-without-tokens",
-        file: "cluster/retry.rs",
-        right: "            request.resumed_from = request.delivered;\n",
-        wrong: "",
-        what: "tokens that were delivered while a request was parked are missing from its prompt",
-    },
-    Bug {
         name: "aborted-and-finished",
         file: "machine/pass.rs",
         right: "if self.legs.get(slot).aborted {",
