@@ -1,10 +1,11 @@
 //! Runs seeds: `cargo run --profile swarm -p splitcore-swarm --example swarm -- --seeds 300 --from 0 --jobs 2`. With
-//! `--trace`, all events of the first one; with `--cells`, how often each state met each failure.
+//! `--trace`, all events of the first one; with `--cells`, how often each state met each failure; with `--first`, no
+//! more than the first seed that fails.
 
 use std::io::Write;
 
 use splitcore_swarm::setup::Setup;
-use splitcore_swarm::{Summary, run, swarm, trace};
+use splitcore_swarm::{Summary, first_failure, run, swarm, trace};
 
 fn number(name: &str, default: u64) -> u64 {
     let mut args = std::env::args().skip_while(|arg| arg != name);
@@ -56,7 +57,13 @@ fn main() -> std::io::Result<()> {
             Err(failed) => writeln!(out, "{}", failed.what),
         };
     }
-    let summary = swarm(from, number("--seeds", 300), number("--jobs", 2) as usize, |_, _| true);
+    let (seeds, jobs) = (number("--seeds", 300), number("--jobs", 2) as usize);
+    if std::env::args().any(|arg| arg == "--first") {
+        let Some(failed) = first_failure(from, seeds, jobs) else { return Ok(()) };
+        writeln!(out, "{failed}")?;
+        std::process::exit(1);
+    }
+    let summary = swarm(from, seeds, jobs, |_, _| true);
     print(&mut out, &summary)?;
     if summary.failed.is_empty() { Ok(()) } else { std::process::exit(1) }
 }

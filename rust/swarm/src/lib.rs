@@ -13,4 +13,4 @@ mod swarm;
 pub mod world;
 
 pub use run::{Failed, Run, run, run_setup, trace};
-pub use swarm::{Summary, swarm};
+pub use swarm::{Summary, first_failure, swarm};

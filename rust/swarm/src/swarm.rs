@@ -35,6 +35,23 @@ pub struct Summary {
 /// Runs `seeds` seeds from `from` on, `jobs` at a time, and tells `progress` after each how many are done and how
 /// many of them failed. Where that answers false, no further seed is begun.
 pub fn swarm(from: u64, seeds: u64, jobs: usize, progress: impl Fn(u64, u64) -> bool + Sync) -> Summary {
+    summarise(results(from, seeds, jobs, progress))
+}
+
+/// As [`swarm`], but ends with the first seed that fails: no other is begun. Seeds are begun in order, so it is the
+/// same one however many threads there are.
+pub fn first_failure(from: u64, seeds: u64, jobs: usize) -> Option<Failed> {
+    let mut results = results(from, seeds, jobs, |_, failed| failed == 0).into_iter();
+    results.find_map(|(_, result)| result.err())
+}
+
+/// Seeds and how they ended, in order, until all are done or `goes_on` does not want more.
+fn results(
+    from: u64,
+    seeds: u64,
+    jobs: usize,
+    goes_on: impl Fn(u64, u64) -> bool + Sync,
+) -> Vec<(u64, Result<Run, Failed>)> {
     let next = AtomicU64::new(0);
     let done = Mutex::new((0, 0));
     let work = || {
@@ -48,7 +65,7 @@ pub fn swarm(from: u64, seeds: u64, jobs: usize, progress: impl Fn(u64, u64) -> 
             if let Ok(mut done) = done.lock() {
                 done.0 += 1;
                 done.1 += u64::from(result.is_err());
-                if !progress(done.0, done.1) {
+                if !goes_on(done.0, done.1) {
                     next.store(seeds, Ordering::Relaxed);
                 }
             }
@@ -60,7 +77,7 @@ pub fn swarm(from: u64, seeds: u64, jobs: usize, progress: impl Fn(u64, u64) -> 
         threads.into_iter().flat_map(|thread| thread.join().unwrap_or_default()).collect()
     });
     results.sort_by_key(|(seed, _)| *seed);
-    summarise(results)
+    results
 }
 
 fn summarise(results: Vec<(u64, Result<Run, Failed>)>) -> Summary {

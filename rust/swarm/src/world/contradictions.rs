@@ -1,6 +1,7 @@
 //! Events that contradict what is known: each must be an error, and must change nothing.
 
 use splitcore_core::cluster::Cluster;
+use splitcore_core::error::Applied;
 use splitcore_core::event::{Arrival, ClusterEvent, Held, Join, MachineEvent, Registration};
 use splitcore_core::id::{AssignmentSeq, Attempt, Epoch, LegKey, MachineId, Order, RequestId};
 use splitcore_core::leg::{Command, Notice, Report, Terms, Work};
@@ -20,6 +21,7 @@ impl World {
         }
         self.out.counters.contradictions += 1;
         let later = Time::from_ns(self.now + 7);
+        self.say_old(later);
         if let (Some(host), true) = (self.serving, self.rng.chance(500)) {
             let draw = self.rng.draw();
             let live = self.hosts[host].live.keys().next().copied();
@@ -41,6 +43,46 @@ impl World {
             let result = machine.handle(later, &event, &mut actions);
             assert!(result.is_err() && actions.is_empty(), "{event:?}: {result:?}, {actions:?}");
             assert_eq!(before, format!("{machine:?}"), "{event:?} is refused and changes something");
+        }
+    }
+}
+
+impl World {
+    /// Copies hear what is over: words of a dead incarnation, commands of a Cluster that has been replaced.
+    fn say_old(&self, later: Time) {
+        if let Some(host) = self.serving {
+            let mut cluster = self.hosts[host].cluster.clone();
+            let live = self.hosts[host].live.keys().next().copied();
+            let dead = (0..cluster.machines_len()).filter_map(|index| {
+                let id = cluster.load(index)?.machine;
+                Some(MachineId { incarnation: id.incarnation.checked_sub(1)?, ..id })
+            });
+            for from in dead.collect::<Vec<_>>() {
+                let Some((request, attempt)) = live.and_then(|id| Some((id, cluster.attempt(id)?))) else {
+                    break;
+                };
+                let notice = Notice::Finished { key: LegKey { request, attempt }, tokens: 1 };
+                let mut actions = Vec::new();
+                let result = cluster.handle(later, &ClusterEvent::Notice { from, notice }, &mut actions);
+                assert!(
+                    result == Ok(Applied::Late) && actions.is_empty(),
+                    "{from:?} is dead: {result:?}, {actions:?}"
+                );
+            }
+        }
+        for machine in self.places.iter().filter_map(|place| place.machine.as_ref()) {
+            let (Some(epoch), Some(key)) = (machine.epoch().0.checked_sub(1), machine.leg_keys().min())
+            else {
+                continue;
+            };
+            let (mut machine, mut actions) = (machine.clone(), Vec::new());
+            let command = Command::Abort { key };
+            let event = MachineEvent::Command { epoch: Epoch(epoch), seq: AssignmentSeq(0), command };
+            let result = machine.handle(later, &event, &mut actions);
+            assert!(
+                result == Ok(Applied::Late) && actions.is_empty(),
+                "{event:?} is stale: {result:?}, {actions:?}"
+            );
         }
     }
 }

@@ -84,7 +84,16 @@ impl World {
             let whole = item.start == 0 && item.samples;
             assert!(!whole || item.tokens == self.context_tokens(id, item.key), "{item:?}");
         }
-        let Some(machine) = self.machine(id).filter(|_| !plan.prefills.is_empty()) else { return };
+        let Some(machine) = self.machine(id) else { return };
+        let room = |key: LegKey| machine.leg(key).map_or(0, |(_, table)| table.len() * config.block_tokens);
+        let decodes = plan.decodes.iter().map(|&key| (key, self.context_tokens(id, key)));
+        let prefills = plan.prefills.iter().map(|item| (item.key, item.start + item.tokens));
+        for (key, tokens) in decodes.chain(prefills) {
+            assert!(room(key) >= tokens, "{key:?} computes {tokens} tokens in {}", room(key));
+        }
+        if plan.prefills.is_empty() {
+            return;
+        }
         check_prompt_order(machine, plan);
     }
 

@@ -78,6 +78,7 @@ impl Host {
 impl World {
     pub(super) fn cluster_acts(&mut self, host: usize, event: &ClusterEvent, actions: Vec<ClusterAction>) {
         self.touched.push(Node::Cluster(host));
+        self.check_resumed(host, &actions);
         let away = |load: splitcore_core::cluster::MachineLoad| load.state == MachineState::Away;
         let cluster = &self.hosts[host].cluster;
         // A Tick can do more than one thing, each with a look at the line of its own.

@@ -2,9 +2,9 @@
 
 use splitcore_core::cluster::{Cluster, MachineState};
 use splitcore_core::config::MixedReturn;
-use splitcore_core::event::Role;
-use splitcore_core::id::MachineId;
-use splitcore_core::leg::LegState;
+use splitcore_core::event::{ClusterAction, MachineAction, MachineEvent, Role};
+use splitcore_core::id::{LegKey, MachineId};
+use splitcore_core::leg::{Command, Compute, Inbound, LegState, Notice, Peer};
 use splitcore_core::machine::Machine;
 
 use super::transport::Transfer;
@@ -49,6 +49,10 @@ impl World {
         let Some(machine) = self.machine(id) else { return };
         machine.check().unwrap_or_else(|fault| panic!("machine {id:?} at {}: {fault}", self.now));
         assert!(machine.now().as_ns() <= self.now, "{id:?} is ahead of the time");
+        for key in machine.leg_keys() {
+            let evicted = machine.leg(key).filter(|(state, _)| state.compute == Compute::Evicted);
+            assert!(evicted.is_none_or(|(_, table)| table.is_empty()), "{key:?} is evicted and keeps blocks");
+        }
         let states: Vec<_> = machine.leg_keys().filter_map(|key| Some((machine.leg(key)?.0, key))).collect();
         let aim = |(state, _): &(LegState, FaultKind)| states.iter().find(|(here, _)| here == state);
         let met = self.aims.iter().position(|waits| aim(waits).is_some());
@@ -70,6 +74,78 @@ impl World {
         assert!(!writes, "{transfer:?} writes blocks that are not set aside for it");
         let reads = transfer.reads && !has(transfer.from, &transfer.read_blocks);
         assert!(!reads, "{transfer:?} reads blocks that are not kept for it");
+    }
+
+    /// No more transfers at once than a source may send and a destination receive.
+    pub(super) fn check_limits(&self, from: MachineId, to: MachineId) {
+        let limits = |id: MachineId| self.setup.machines[id.index as usize].config;
+        let within = |count: usize, limit: Option<u32>| limit.is_none_or(|limit| count <= limit as usize);
+        let all = || self.transfers.values();
+        let sends = all().filter(|transfer| transfer.reads && transfer.from == from).count();
+        // Where a name comes again, a `LocalDone` of the request before can be taken for one of this.
+        let again = self.setup.clients.iter().any(|client| client.again_after_ns.is_some());
+        assert!(again || within(sends, limits(from).sends_max), "{from:?} sends {sends}");
+        let receives = all().filter(|transfer| transfer.writes && transfer.to == to).count();
+        assert!(within(receives, limits(to).receives_max), "{to:?} receives {receives}");
+    }
+
+    /// A new attempt begins after the last token that the client has.
+    pub(super) fn check_resumed(&self, host: usize, actions: &[ClusterAction]) {
+        for action in actions {
+            let ClusterAction::Command { command: Command::Compute { key, work, .. }, .. } = action else {
+                continue;
+            };
+            let is_it = |other: &ClusterAction| matches!(other, ClusterAction::Placed(placement) if (placement.request, placement.attempt) == (key.request, key.attempt));
+            let delivered = self.hosts[host].cluster.delivered(key.request);
+            if let Some(delivered) = delivered.filter(|_| actions.iter().any(is_it)) {
+                assert_eq!(work.terms.resumed_tokens, delivered, "{key:?} begins after another token");
+            }
+        }
+    }
+
+    /// What must be answered is answered: otherwise a clock would have to see to it.
+    pub(super) fn check_answer(&self, id: MachineId, event: &MachineEvent, actions: &[MachineAction]) {
+        let Some(machine) = self.machine(id) else { return };
+        let leg = |key| machine.leg(key).map(|(state, _)| state);
+        let notes = |wanted: &dyn Fn(&Notice) -> bool| {
+            actions.iter().any(|action| matches!(action, MachineAction::Notify { notice } if wanted(notice)))
+        };
+        let landed = |to: MachineId, key: LegKey| {
+            let message = Peer::Landed { key };
+            actions.contains(&MachineAction::Peer { to, message })
+        };
+        let silent = self.places[id.index as usize].orphaned_at.is_some();
+        match *event {
+            MachineEvent::Command { command: Command::Reserve { key, .. }, .. } if leg(key).is_some() => {
+                let answered = notes(&|notice| *notice == Notice::Reserved { key });
+                assert!(silent || answered, "{id:?} does not say that {key:?} is reserved");
+            }
+            MachineEvent::Command { command: Command::Confirm { key, .. }, .. } if !silent => {
+                let Some(state) = leg(key).filter(|_| !actions.is_empty()) else { return };
+                let gone = notes(&|notice| matches!(notice, Notice::Gone { .. } | Notice::Finished { .. }));
+                let ready =
+                    state.inbound != Inbound::Ready || notes(&|notice| *notice == Notice::Landed { key });
+                let computed = !matches!(state.compute, Compute::Held | Compute::Decoding)
+                    || notes(&|notice| matches!(notice, Notice::PrefillDone { .. }));
+                assert!(gone || (ready && computed), "{id:?} does not say where {key:?} stands");
+            }
+            MachineEvent::LayersLanded { key, layers, of } if layers == of => {
+                let waits = leg(key).is_some_and(|state| state.inbound == Inbound::Ready);
+                if let (true, Some(source)) = (waits, machine.leg_peers(key).0) {
+                    assert!(landed(source, key), "{id:?} does not tell {source:?} that {key:?} has landed");
+                }
+            }
+            MachineEvent::PeerReset { machine: other } => {
+                for key in machine.leg_keys().filter(|&key| machine.leg_peers(key).0 == Some(other)) {
+                    let waits = leg(key).is_some_and(|state| state.inbound == Inbound::Ready);
+                    assert!(
+                        !waits || landed(other, key),
+                        "{id:?} does not say again that {key:?} has landed"
+                    );
+                }
+            }
+            _ => {}
+        }
     }
 
     /// Nothing accepted waits for ever in a world that is well.

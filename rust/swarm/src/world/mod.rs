@@ -428,6 +428,7 @@ impl World {
         let mut actions = Vec::new();
         let result = machine.handle(now, event, &mut actions);
         assert!(result.is_ok(), "machine {id:?} at {now:?}: {event:?}: {result:?}");
+        self.check_answer(id, event, &actions);
         self.touched.push(Node::Machine(id));
         for action in &actions {
             self.log(Node::Machine(id), action);

@@ -72,6 +72,7 @@ impl World {
         transfer.stalled = !well && self.rng.chance(self.setup.transfer_stalls_permille);
         let stalled = transfer.stalled;
         self.transfers.insert(number, transfer);
+        self.check_limits(from, put.to);
         // The last layer is computed about when the pass ends, and may be across before the engine says so.
         let start = self.now + pass_ns.map_or(0, |took| took.saturating_sub(1));
         let took = self.rng.within(low, high);
