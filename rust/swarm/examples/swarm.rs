@@ -4,6 +4,7 @@
 
 use std::io::Write;
 
+use splitcore_swarm::failures::{self, Cell, Failure};
 use splitcore_swarm::setup::Setup;
 use splitcore_swarm::{Summary, first_failure, run, swarm, trace};
 
@@ -22,12 +23,15 @@ fn print(out: &mut impl Write, summary: &Summary) -> std::io::Result<()> {
         summary.counters.named().iter().map(|(name, count)| format!("{name} {count}")).collect();
     writeln!(out, "{}\n{} cells hit", counted.join(", "), summary.hits.len())?;
     if std::env::args().any(|arg| arg == "--cells") {
-        for ((state, failure), count) in &summary.hits {
-            writeln!(
-                out,
-                "{:?} {:?} {:?} {failure:?} {count}",
-                state.compute, state.inbound, state.outbound
-            )?;
+        for state in failures::legal() {
+            let counted = Failure::ALL.map(|failure| {
+                let hits = summary.hits.get(&(state, failure)).copied().unwrap_or(0);
+                match failures::cell(state, failure) {
+                    Cell::Handled(_) => hits.to_string(),
+                    Cell::CannotBe(_) => "-".to_owned(),
+                }
+            });
+            writeln!(out, "| {} | {} |", failures::name(state), counted.join(" | "))?;
         }
     }
     let mut kinds = std::collections::BTreeMap::new();

@@ -110,8 +110,14 @@ impl Faults {
 const RESTARTS_MAX: usize = 2;
 
 /// States that a leg is in for moments only: chance alone hardly ever meets them. The shortest come more than once.
-const RARE: [(Compute, Inbound, Outbound); 18] = [
+const RARE: [(Compute, Inbound, Outbound); 24] = [
+    (Compute::Waiting, Inbound::Ready, Outbound::None),
+    (Compute::Waiting, Inbound::Ready, Outbound::None),
+    (Compute::Prefilling, Inbound::None, Outbound::Draining),
     (Compute::Prefilling, Inbound::None, Outbound::Released),
+    (Compute::Prefilling, Inbound::None, Outbound::Released),
+    (Compute::Prefilling, Inbound::None, Outbound::Released),
+    (Compute::Evicted, Inbound::Ready, Outbound::None),
     (Compute::Prefilling, Inbound::None, Outbound::Released),
     (Compute::Prefilling, Inbound::None, Outbound::Released),
     (Compute::Prefilling, Inbound::None, Outbound::Draining),
@@ -137,15 +143,17 @@ pub(crate) fn random(rng: &mut Rng, events: u64, machines: u64) -> Faults {
     if kinds.is_empty() {
         kinds = (0..10).collect();
     }
-    let (count, aimed_permille) = (rng.within(10, 45), rng.pick(&[0, 300, 700]));
+    let (count, aimed_permille) = (rng.within(16, 70), rng.pick(&[0, 300, 600]));
     let mut restarts = 0;
     let mut list = Vec::new();
     for _ in 0..count {
-        let kind = rng.pick(&kinds);
+        let aimed = rng.chance(aimed_permille);
+        // Some kinds seldom meet a state that lasts for moments.
+        let kind = if aimed && rng.chance(400) { rng.pick(&[0, 2, 2, 6, 7, 7]) } else { rng.pick(&kinds) };
         let kind = one(rng, kind, machines);
         restarts += usize::from(kind.is_restart());
         let kind = if kind.is_restart() && restarts > RESTARTS_MAX { FaultKind::Cancel } else { kind };
-        let aim = rng.chance(aimed_permille).then(|| {
+        let aim = aimed.then(|| {
             let (compute, inbound, outbound) = rng.pick(&RARE);
             LegState { compute, inbound, outbound }
         });

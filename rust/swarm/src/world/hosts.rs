@@ -79,11 +79,8 @@ impl World {
     pub(super) fn cluster_acts(&mut self, host: usize, event: &ClusterEvent, actions: Vec<ClusterAction>) {
         self.touched.push(Node::Cluster(host));
         self.check_resumed(host, &actions);
-        let away = |load: splitcore_core::cluster::MachineLoad| load.state == MachineState::Away;
-        let cluster = &self.hosts[host].cluster;
         // A Tick can do more than one thing, each with a look at the line of its own.
-        let one_line = !matches!(event, ClusterEvent::Tick)
-            || !(0..cluster.machines_len()).any(|index| cluster.load(index).is_some_and(away));
+        let one_line = !matches!(event, ClusterEvent::Tick);
         let mut line = Vec::new();
         for action in actions {
             self.log(Node::Cluster(host), &action);
