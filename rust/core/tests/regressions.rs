@@ -732,3 +732,15 @@ fn regression_an_embedder_may_end_a_request_that_waits_for_a_machine() {
     let outcome = splitcore_core::event::Outcome::Finished;
     assert_eq!(ended, [ClusterAction::Ended { request: RequestId(1), outcome }]);
 }
+
+#[test]
+fn regression_a_machine_that_is_back_keeps_what_waits_before_it_drops_its_legs() {
+    let mut head = Head::new(ClusterConfig::default(), &[Role::Mixed]);
+    head.place(1, 10, 10);
+    head.act(&ClusterEvent::Disconnect { machine: id(0) });
+    head.notice(0, Notice::Relief { key: key(1) });
+    assert_eq!(head.cluster.parked_requests(), 1);
+    let here = Held::Leg { state: LegState::QUEUED, mode: None };
+    let told = commands(&registers(&mut head, id(0), 1, report(1), vec![claim(key(1), 0, whole(10), here)]));
+    assert!(matches!(told[..2], [(0, Command::Keep { .. }), (0, Command::Abort { .. })]), "{told:?}");
+}

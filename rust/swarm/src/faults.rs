@@ -109,33 +109,28 @@ impl Faults {
 /// Cluster restarts in one run, at most.
 const RESTARTS_MAX: usize = 2;
 
-/// States that a leg is in for moments only: chance alone hardly ever meets them. The shortest come more than once.
-const RARE: [(Compute, Inbound, Outbound); 24] = [
-    (Compute::Waiting, Inbound::Ready, Outbound::None),
-    (Compute::Waiting, Inbound::Ready, Outbound::None),
-    (Compute::Prefilling, Inbound::None, Outbound::Draining),
-    (Compute::Prefilling, Inbound::None, Outbound::Released),
-    (Compute::Prefilling, Inbound::None, Outbound::Released),
-    (Compute::Prefilling, Inbound::None, Outbound::Released),
-    (Compute::Evicted, Inbound::Ready, Outbound::None),
-    (Compute::Prefilling, Inbound::None, Outbound::Released),
-    (Compute::Prefilling, Inbound::None, Outbound::Released),
-    (Compute::Prefilling, Inbound::None, Outbound::Draining),
-    (Compute::Prefilling, Inbound::None, Outbound::Draining),
-    (Compute::Waiting, Inbound::Ready, Outbound::None),
-    (Compute::Waiting, Inbound::Ready, Outbound::None),
-    (Compute::Prefilling, Inbound::None, Outbound::Draining),
-    (Compute::Prefilling, Inbound::None, Outbound::Sending),
-    (Compute::Prefilling, Inbound::Ready, Outbound::None),
-    (Compute::Held, Inbound::None, Outbound::Draining),
-    (Compute::Done, Inbound::None, Outbound::Draining),
-    (Compute::Evicted, Inbound::None, Outbound::None),
-    (Compute::Evicted, Inbound::Ready, Outbound::None),
-    (Compute::Queued, Inbound::Ready, Outbound::None),
-    (Compute::Waiting, Inbound::Receiving, Outbound::None),
-    (Compute::Waiting, Inbound::Ready, Outbound::None),
-    (Compute::Waiting, Inbound::Draining, Outbound::None),
+/// States that a leg is in for moments only, so that chance alone hardly ever meets them, and how often each is sought.
+const RARE: [(usize, (Compute, Inbound, Outbound)); 12] = [
+    (8, (Compute::Prefilling, Inbound::None, Outbound::Draining)),
+    (9, (Compute::Prefilling, Inbound::None, Outbound::Released)),
+    (4, (Compute::Held, Inbound::None, Outbound::Draining)),
+    (5, (Compute::Waiting, Inbound::Ready, Outbound::None)),
+    (3, (Compute::Evicted, Inbound::Ready, Outbound::None)),
+    (1, (Compute::Prefilling, Inbound::None, Outbound::Sending)),
+    (1, (Compute::Prefilling, Inbound::Ready, Outbound::None)),
+    (1, (Compute::Done, Inbound::None, Outbound::Draining)),
+    (1, (Compute::Evicted, Inbound::None, Outbound::None)),
+    (1, (Compute::Queued, Inbound::Ready, Outbound::None)),
+    (1, (Compute::Waiting, Inbound::Receiving, Outbound::None)),
+    (1, (Compute::Waiting, Inbound::Draining, Outbound::None)),
 ];
+
+/// One of the rare states.
+fn rare(rng: &mut Rng) -> LegState {
+    let sought: Vec<_> = RARE.iter().flat_map(|&(times, state)| std::iter::repeat_n(state, times)).collect();
+    let (compute, inbound, outbound) = rng.pick(&sought);
+    LegState { compute, inbound, outbound }
+}
 
 /// Kinds on and off, and how many of them.
 pub(crate) fn random(rng: &mut Rng, events: u64, machines: u64) -> Faults {
@@ -149,14 +144,12 @@ pub(crate) fn random(rng: &mut Rng, events: u64, machines: u64) -> Faults {
     for _ in 0..count {
         let aimed = rng.chance(aimed_permille);
         // Some kinds seldom meet a state that lasts for moments.
-        let kind = if aimed && rng.chance(400) { rng.pick(&[0, 2, 2, 6, 7, 7]) } else { rng.pick(&kinds) };
+        let kind =
+            if aimed && rng.chance(600) { rng.pick(&[0, 0, 1, 2, 2, 3, 4, 7, 7]) } else { rng.pick(&kinds) };
         let kind = one(rng, kind, machines);
         restarts += usize::from(kind.is_restart());
         let kind = if kind.is_restart() && restarts > RESTARTS_MAX { FaultKind::Cancel } else { kind };
-        let aim = aimed.then(|| {
-            let (compute, inbound, outbound) = rng.pick(&RARE);
-            LegState { compute, inbound, outbound }
-        });
+        let aim = aimed.then(|| rare(rng));
         list.push(Fault { at_event: rng.below(events), kind, aim });
     }
     list.sort_by_key(|fault| fault.at_event);

@@ -85,7 +85,7 @@ impl Cluster {
             let request = self.requests.get_mut(slot);
             if request.is_kept_by(lost) {
                 request.keeper = None;
-                request.lost = if request.parked { Loss::Kv } else { Loss::None };
+                request.lost = Loss::Keeper;
             }
             let legs = request.legs;
             for (at, leg) in legs.iter().enumerate() {
@@ -126,7 +126,7 @@ impl Cluster {
             request.faulted_at = now;
             match std::mem::take(&mut request.lost) {
                 Loss::Destination => self.send_elsewhere(slot, actions),
-                Loss::Kv if request.parked => self.keep_somewhere(slot, actions),
+                Loss::Keeper => self.keep_somewhere(slot, actions),
                 Loss::Kv => self.fault(slot, actions),
                 Loss::None => {}
             }
@@ -321,10 +321,20 @@ impl Cluster {
         }
     }
 
-    /// A request without any machine: some machine keeps it.
+    /// A request that no machine is known to have: some machine keeps it.
     pub(super) fn keep_somewhere(&mut self, slot: u32, actions: &mut Vec<ClusterAction>) {
-        let machine = self.machines.iter().find(|entry| entry.pooled).map(|entry| entry.id);
-        if let Some(machine) = machine {
+        let legs = self.requests.get(slot).legs;
+        let runs_it = |id| legs.iter().flatten().any(|leg| leg.machine == Some(id));
+        let machine = self.machines.iter().find(|entry| entry.pooled && !runs_it(entry.id));
+        if let Some(machine) = machine.map(|entry| entry.id) {
+            self.keep_at(slot, machine, actions);
+        }
+    }
+
+    /// A machine is there: it keeps what waits and is kept by nobody, for want of a machine until now.
+    pub(super) fn keep_parked(&mut self, machine: MachineId, actions: &mut Vec<ClusterAction>) {
+        let slots: Vec<u32> = self.parked.iter().map(|&(_, _, slot)| slot).collect();
+        for slot in slots {
             self.keep_at(slot, machine, actions);
         }
     }

@@ -45,6 +45,8 @@ pub(crate) enum Loss {
     /// Nothing.
     #[default]
     None,
+    /// Who kept it while no machine was known to have it.
+    Keeper,
     /// Where its KV was to go.
     Destination,
     /// Its KV.

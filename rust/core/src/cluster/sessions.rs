@@ -72,6 +72,7 @@ impl Cluster {
             if recovering {
                 self.replace_lost(actions);
             }
+            self.keep_parked(machine, actions);
             self.adopt_all(registration, actions);
             if !recovering {
                 // Only now is it known which names are taken.
@@ -93,6 +94,8 @@ impl Cluster {
         let here = registration.claims.iter().filter(runs).filter(|claim| self.is_live_on(claim, machine));
         let here: BTreeSet<LegKey> = here.map(|claim| claim.key).collect();
         self.find_keepers(registration, actions);
+        // Before it is told to drop what it may be the last to have.
+        self.keep_parked(machine, actions);
         self.settle_closing(registration, actions);
         for claim in &registration.claims {
             let kept = self

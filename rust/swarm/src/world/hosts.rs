@@ -258,7 +258,9 @@ impl World {
         let config = ClusterConfig { epoch, grace_ns: self.setup.grace_ns, ..self.setup.cluster };
         let mut next = Host { alive: false, ..Host::new(config, self.setup.slos, self.now) };
         for id in self.machine_ids() {
-            for owner in self.owners_on(id) {
+            // What the old one has given up may still be told of it.
+            let given_up = self.aborted_on(old, id);
+            for owner in self.owners_on(id).difference(&given_up).copied() {
                 next.held.entry(owner).or_default().insert(id);
             }
         }
@@ -279,6 +281,18 @@ impl World {
             }
         }
         true
+    }
+
+    /// The requests whose `Abort` a Cluster has on its way to a machine.
+    fn aborted_on(&self, host: usize, id: MachineId) -> BTreeSet<usize> {
+        let (from, to) = (Node::Cluster(host), Node::Machine(id));
+        let wires = self.wires.iter().filter(|((at, of, _), _)| (*at, *of) == (from, to));
+        let aborted = wires.flat_map(|(_, wire)| wire).filter_map(|message| match message {
+            Message::Command { command: Command::Abort { key }, .. } => Some(*key),
+            _ => None,
+        });
+        let contexts = &self.places[id.index as usize].contexts;
+        aborted.filter_map(|key| contexts.get(&key)).map(|context| context.owner).collect()
     }
 
     /// The requests that a machine holds: in a leg, or as a record.
