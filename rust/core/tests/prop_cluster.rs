@@ -430,6 +430,23 @@ fn steps(placement: &Placement) -> (Step, Step) {
 const PAIR: [Role; 2] = [Role::Prompt, Role::Token];
 
 #[test]
+fn a_fault_counts_again_at_another_time() {
+    let config = ClusterConfig { attempts_max: 2, ..ClusterConfig::default() };
+    let mut head = Head::new(config, &[Role::Mixed]);
+    head.place(1, 10, 10);
+    head.now_ns = 10;
+    head.act(&ClusterEvent::Lose { machine: id(0) });
+    assert_eq!(head.cluster.parked_requests(), 1);
+    // Placed and lost at one instant, but the first fault was at another.
+    head.now_ns = 20;
+    let next = MachineId { index: 0, incarnation: 2 };
+    assert!(placement(&head.join(next, Role::Mixed, 1000)).is_some());
+    let actions = head.act(&ClusterEvent::Lose { machine: next });
+    let ended = ClusterAction::Ended { request: RequestId(1), outcome: Outcome::AttemptsMax };
+    assert!(actions.contains(&ended), "{actions:?}");
+}
+
+#[test]
 fn the_prompt_side_is_over_above_its_limit_and_never_when_idle() {
     let config = ClusterConfig { prompt_pending_tokens_max: 100, ..ClusterConfig::default() };
     let roles = [Role::Prompt, Role::Mixed, Role::Token];
