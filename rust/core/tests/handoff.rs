@@ -1,0 +1,97 @@
+//! The ends of a handoff, as the machine and the Cluster tell them apart.
+
+#![allow(clippy::unwrap_used, reason = "what is missing fails the test")]
+
+mod kit;
+
+use kit::*;
+use splitcore_core::config::{ClusterConfig, MachineConfig};
+use splitcore_core::event::{ClusterAction, MachineEvent, Role};
+use splitcore_core::id::{AssignmentSeq, Epoch, MachineId};
+use splitcore_core::leg::{Command, Notice};
+use splitcore_core::time::Time;
+
+const TRIO: [Role; 3] = [Role::Prompt, Role::Token, Role::Token];
+
+fn is_released(notices: &[Notice]) -> bool {
+    notices.iter().any(|notice| matches!(notice, Notice::Released { .. }))
+}
+
+#[test]
+fn a_decode_that_no_pass_runs_is_aborted_at_once() {
+    let config =
+        MachineConfig { blocks: 100, block_tokens: 1, batch_requests_max: 1, ..MachineConfig::default() };
+    let mut bench = Bench::with(config);
+    bench.compute(1, whole(4));
+    bench.compute(2, whole(4));
+    bench.pass(&[]);
+    while bench.decodes().is_empty() {
+        bench.pass(&[]);
+    }
+    let (runs, sits_out) = if bench.decodes() == [1] { (1, 2) } else { (2, 1) };
+    assert!(is_released(&notices(&bench.abort(sits_out))), "{sits_out} sits the pass out");
+    assert!(!is_released(&notices(&bench.abort(runs))), "the engine is at it");
+    assert!(is_released(&notices(&bench.pass(&[]))));
+    assert!(bench.machine.is_idle());
+}
+
+#[test]
+fn a_decode_between_passes_is_aborted_at_once() {
+    let mut bench = Bench::new(100);
+    bench.reserve(1, destination(4), id(1));
+    let mut actions = Vec::new();
+    let landed = MachineEvent::LayersLanded { key: key(1), layers: 1, of: 1 };
+    let _ = bench.machine.handle(Time::ZERO, &landed, &mut actions).unwrap();
+    assert_eq!((bench.machine.is_running(), bench.machine.queue_lengths()), (false, (0, 1)));
+    let (epoch, seq, command) = (Epoch(1), AssignmentSeq(9), Command::Abort { key: key(1) });
+    let _ = bench
+        .machine
+        .handle(Time::ZERO, &MachineEvent::Command { epoch, seq, command }, &mut actions)
+        .unwrap();
+    assert!(is_released(&notices(&actions)), "{actions:?}");
+    assert!(bench.machine.is_idle());
+    bench.machine.check().unwrap();
+}
+
+/// The source says that it has let go, and who has the KV; or, asked later, that it has no such leg any more.
+fn handed_over(head: &mut Head, to: Option<MachineId>) -> Vec<ClusterAction> {
+    let key = key(1);
+    head.notice(
+        0,
+        if to.is_some() { Notice::Released { key, to, report: report(9) } } else { Notice::Gone { key } },
+    )
+}
+
+#[test]
+fn kv_that_went_where_it_was_sent_is_waited_for() {
+    for to in [None, Some(id(1))] {
+        let mut head = Head::new(ClusterConfig::default(), &TRIO);
+        assert_eq!(pair(&head.place(1, 10, 10)), (0, 1));
+        head.prefill_done(0, 1);
+        assert!(placement(&handed_over(&mut head, to)).is_none());
+        head.notice(1, Notice::Landed { key: key(1) });
+        head.notice(1, Notice::Finished { key: key(1), tokens: 10 });
+        let counters = head.cluster.counters();
+        assert_eq!((counters.finished, counters.placed), (1, 1));
+    }
+}
+
+#[test]
+fn kv_that_went_elsewhere_is_made_again() {
+    let mut head = Head::new(ClusterConfig::default(), &TRIO);
+    head.place(1, 10, 10);
+    head.prefill_done(0, 1);
+    let again = placement(&handed_over(&mut head, Some(id(2)))).expect("a new attempt");
+    assert_eq!((again.attempt.0, head.cluster.counters().faults), (2, 0));
+}
+
+#[test]
+fn kv_that_went_to_nobody_known_is_made_again() {
+    let mut head = Head::new(ClusterConfig::default(), &[Role::Prompt, Role::Token]);
+    head.place(1, 10, 10);
+    head.prefill_done(0, 1);
+    head.refused(1, key(1), 9);
+    let again = placement(&handed_over(&mut head, None)).expect("a new attempt");
+    let counters = head.cluster.counters();
+    assert_eq!((again.attempt.0, counters.refused, counters.faults), (2, 1, 0));
+}
