@@ -6,9 +6,10 @@ mod kit;
 
 use kit::*;
 use splitcore_core::config::{ClusterConfig, MachineConfig};
-use splitcore_core::event::{ClusterAction, MachineEvent, Role};
+use splitcore_core::event::{ClusterAction, MachineAction, MachineEvent, Role};
 use splitcore_core::id::{AssignmentSeq, Epoch, MachineId};
-use splitcore_core::leg::{Command, Notice};
+use splitcore_core::leg::{Command, Notice, Peer};
+use splitcore_core::placement::Mode;
 use splitcore_core::time::Time;
 
 const TRIO: [Role; 3] = [Role::Prompt, Role::Token, Role::Token];
@@ -94,4 +95,39 @@ fn kv_that_went_to_nobody_known_is_made_again() {
     let again = placement(&handed_over(&mut head, None)).expect("a new attempt");
     let counters = head.cluster.counters();
     assert_eq!((again.attempt.0, counters.refused, counters.faults), (2, 1, 0));
+}
+
+#[test]
+fn the_next_transfer_starts_when_one_has_landed() {
+    let config =
+        MachineConfig { blocks: 100, block_tokens: 1, sends_max: Some(1), ..MachineConfig::default() };
+    let mut bench = Bench::with(config);
+    for request in [1, 2] {
+        bench.grant(id(1), request);
+        bench.compute(request, source(4));
+        bench.send(request, id(1), Mode::Serialized);
+    }
+    let puts = |actions: &[MachineAction]| -> Vec<u64> {
+        let put = |action: &MachineAction| match action {
+            MachineAction::Put(put) => Some(put.key.request.0),
+            _ => None,
+        };
+        actions.iter().filter_map(put).collect()
+    };
+    assert_eq!(puts(&bench.pass(&[])), [1]);
+    assert!(puts(&bench.pass(&[])).is_empty());
+    // The word of the destination is faster than that of the own transport.
+    assert_eq!(puts(&bench.peer(id(1), Peer::Landed { key: key(1) })), [2]);
+}
+
+#[test]
+fn a_destination_that_has_lost_what_had_landed_costs_the_attempt() {
+    let mut head = Head::new(ClusterConfig::default(), &TRIO);
+    head.place(1, 10, 10);
+    head.prefill_done(0, 1);
+    // The source has not been heard of, and may have let go.
+    head.notice(1, Notice::Landed { key: key(1) });
+    let again = placement(&head.notice(1, Notice::Gone { key: key(1) })).expect("a new attempt");
+    let counters = head.cluster.counters();
+    assert_eq!((again.attempt.0, counters.faults, counters.resent), (2, 1, 0));
 }
