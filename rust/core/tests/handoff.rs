@@ -131,3 +131,53 @@ fn a_destination_that_has_lost_what_had_landed_costs_the_attempt() {
     let counters = head.cluster.counters();
     assert_eq!((again.attempt.0, counters.faults, counters.resent), (2, 1, 0));
 }
+
+#[test]
+fn a_source_that_drops_the_only_kv_costs_the_attempt() {
+    let mut head = Head::new(ClusterConfig::default(), &TRIO);
+    head.place(1, 10, 10);
+    head.prefill_done(0, 1);
+    let again = placement(&head.released(0, key(1), 9)).expect("a new attempt");
+    assert_eq!((again.attempt.0, head.cluster.counters().faults), (2, 1));
+}
+
+#[test]
+fn a_source_that_drops_kv_that_has_landed_costs_nothing() {
+    let mut head = Head::new(ClusterConfig::default(), &TRIO);
+    head.place(1, 10, 10);
+    head.prefill_done(0, 1);
+    head.notice(1, Notice::Landed { key: key(1) });
+    assert!(placement(&head.released(0, key(1), 9)).is_none());
+    assert_eq!((head.cluster.counters().faults, head.cluster.load(0).unwrap().legs), (0, 0));
+}
+
+/// A prompt in its pass whose layers have all landed at machine 1.
+fn handed_in_its_pass() -> Bench {
+    let mut bench = Bench::new(100);
+    bench.compute(9, whole(1));
+    bench.grant(id(1), 1);
+    bench.compute(1, source(4));
+    bench.send(1, id(1), Mode::LayerWise);
+    bench.pass(&[9]);
+    assert_eq!(bench.machine.plan().puts.len(), 1);
+    bench.peer(id(1), Peer::Landed { key: key(1) });
+    bench
+}
+
+#[test]
+fn kv_that_has_landed_is_sent_again_only_to_another() {
+    let mut bench = handed_in_its_pass();
+    bench.send(1, id(1), Mode::LayerWise);
+    let said = notices(&bench.pass(&[]));
+    let to_it = |notice: &Notice| matches!(*notice, Notice::Released { to, .. } if to == Some(id(1)));
+    assert!(said.iter().any(to_it), "{said:?}");
+    // The first is gone, and the pass still runs.
+    let mut bench = handed_in_its_pass();
+    bench.act(&MachineEvent::PeerLost { machine: id(1) });
+    bench.send(1, id(2), Mode::Serialized);
+    bench.grant(id(2), 1);
+    let actions = bench.pass(&[]);
+    let put = |action: &MachineAction| matches!(action, MachineAction::Put(put) if put.to == id(2));
+    assert!(actions.iter().any(put), "{actions:?}");
+    assert!(!is_released(&notices(&actions)));
+}
