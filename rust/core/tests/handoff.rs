@@ -5,7 +5,7 @@
 mod kit;
 
 use kit::*;
-use splitcore_core::config::{ClusterConfig, MachineConfig};
+use splitcore_core::config::{ClusterConfig, MachineConfig, SECOND_NS};
 use splitcore_core::event::{ClusterAction, MachineAction, MachineEvent, Role};
 use splitcore_core::id::{AssignmentSeq, Epoch, MachineId};
 use splitcore_core::leg::{Command, Notice, Peer};
@@ -180,4 +180,15 @@ fn kv_that_has_landed_is_sent_again_only_to_another() {
     let put = |action: &MachineAction| matches!(action, MachineAction::Put(put) if put.to == id(2));
     assert!(actions.iter().any(put), "{actions:?}");
     assert!(!is_released(&notices(&actions)));
+}
+
+#[test]
+fn a_long_answer_is_no_handoff_that_does_not_go_on() {
+    let mut head = Head::new(ClusterConfig::default(), &TRIO);
+    head.place(1, 10, 10);
+    head.prefill_done(0, 1);
+    head.notice(1, Notice::Landed { key: key(1) });
+    handed_over(&mut head, Some(id(1)));
+    assert!(head.tick_at(1_000 * SECOND_NS).is_empty());
+    assert_eq!((head.cluster.counters().relieved, head.cluster.live_requests()), (0, 1));
 }
