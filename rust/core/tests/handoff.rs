@@ -54,6 +54,15 @@ fn a_decode_between_passes_is_aborted_at_once() {
     bench.machine.check().unwrap();
 }
 
+/// Requests whose transfers begin.
+fn puts(actions: &[MachineAction]) -> Vec<u64> {
+    let put = |action: &MachineAction| match action {
+        MachineAction::Put(put) => Some(put.key.request.0),
+        _ => None,
+    };
+    actions.iter().filter_map(put).collect()
+}
+
 /// The source says that it has let go, and who has the KV; or, asked later, that it has no such leg any more.
 fn handed_over(head: &mut Head, to: Option<MachineId>) -> Vec<ClusterAction> {
     let key = key(1);
@@ -107,13 +116,6 @@ fn the_next_transfer_starts_when_one_has_landed() {
         bench.compute(request, source(4));
         bench.send(request, id(1), Mode::Serialized);
     }
-    let puts = |actions: &[MachineAction]| -> Vec<u64> {
-        let put = |action: &MachineAction| match action {
-            MachineAction::Put(put) => Some(put.key.request.0),
-            _ => None,
-        };
-        actions.iter().filter_map(put).collect()
-    };
     assert_eq!(puts(&bench.pass(&[])), [1]);
     assert!(puts(&bench.pass(&[])).is_empty());
     // The word of the destination is faster than that of the own transport.
@@ -191,4 +193,20 @@ fn a_long_answer_is_no_handoff_that_does_not_go_on() {
     handed_over(&mut head, Some(id(1)));
     assert!(head.tick_at(1_000 * SECOND_NS).is_empty());
     assert_eq!((head.cluster.counters().relieved, head.cluster.live_requests()), (0, 1));
+}
+
+#[test]
+fn a_lost_machine_takes_its_grants_along_and_no_other() {
+    let mut bench = Bench::new(100);
+    for request in [1, 2] {
+        bench.grant(id(request as u32), request);
+    }
+    bench.act(&MachineEvent::PeerLost { machine: id(1) });
+    for request in [1, 2] {
+        bench.compute(request, source(4));
+        bench.send(request, id(request as u32), Mode::Serialized);
+    }
+    let mut actions = bench.pass(&[]);
+    actions.extend(bench.pass(&[]));
+    assert_eq!(puts(&actions), [2]);
 }
