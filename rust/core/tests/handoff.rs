@@ -6,7 +6,7 @@ mod kit;
 
 use kit::*;
 use splitcore_core::config::{ClusterConfig, MachineConfig, SECOND_NS};
-use splitcore_core::event::{ClusterAction, MachineAction, MachineEvent, Role};
+use splitcore_core::event::{ClusterAction, ClusterEvent, MachineAction, MachineEvent, Role};
 use splitcore_core::id::{AssignmentSeq, Epoch, MachineId};
 use splitcore_core::leg::{Command, Notice, Peer};
 use splitcore_core::placement::Mode;
@@ -209,4 +209,39 @@ fn a_lost_machine_takes_its_grants_along_and_no_other() {
     let mut actions = bench.pass(&[]);
     actions.extend(bench.pass(&[]));
     assert_eq!(puts(&actions), [2]);
+}
+
+#[test]
+fn a_handoff_whose_source_goes_on_with_others_is_not_taken_back() {
+    let config = ClusterConfig { park_limit_ns: 100, ..ClusterConfig::default() };
+    let mut head = Head::new(config, &TRIO);
+    for request in [1, 2] {
+        let (_, to) = pair(&head.place(request, 10, 10));
+        head.notice(to, Notice::Reserved { key: key(request) });
+    }
+    head.prefill_done(0, 1);
+    head.now_ns = 99;
+    head.prefill_done(0, 2);
+    assert!(placement(&head.tick_at(100)).is_none());
+    assert_eq!(head.cluster.counters().relieved, 0);
+    head.tick_at(200);
+    assert_eq!(head.cluster.counters().relieved, 2);
+}
+
+#[test]
+fn a_request_that_is_placed_again_is_kept_where_it_was() {
+    for (away, kept_at) in [(None, 0), (Some(0), 1)] {
+        let mut head = Head::new(ClusterConfig::default(), &TRIO);
+        head.place(1, 10, 10);
+        if let Some(at) = away {
+            head.act(&ClusterEvent::Disconnect { machine: id(at) });
+        }
+        let told = commands(&head.notice(1, Notice::Relief { key: key(1) }));
+        let keeps: Vec<_> =
+            told.iter().filter(|(_, command)| matches!(command, Command::Keep { .. })).collect();
+        assert!(
+            matches!(keeps[..], [(to, Command::Keep { key, .. })] if *to == kept_at && key.request.0 == 1),
+            "{told:?}"
+        );
+    }
 }
