@@ -245,3 +245,18 @@ fn a_request_that_is_placed_again_is_kept_where_it_was() {
         );
     }
 }
+
+#[test]
+fn the_next_reservation_is_granted_when_an_aborted_one_is_gone() {
+    let config =
+        MachineConfig { blocks: 100, block_tokens: 1, receives_max: Some(1), ..MachineConfig::default() };
+    let mut bench = Bench::with(config);
+    bench.reserve(1, destination(4), id(1));
+    assert!(peers(&bench.reserve(2, destination(4), id(2))).is_empty());
+    bench.abort(1);
+    let told = peers(&bench.peer(id(1), Peer::AbortAck { key: key(1) }));
+    assert!(
+        matches!(told[..], [(to, Peer::Grant { key, .. })] if (to, key) == (id(2), kit::key(2))),
+        "{told:?}"
+    );
+}
