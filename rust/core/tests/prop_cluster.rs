@@ -6,7 +6,7 @@ mod kit;
 
 use kit::*;
 use proptest::prelude::*;
-use splitcore_core::cluster::{Cluster, MachineLoad, MachineState};
+use splitcore_core::cluster::{Cluster, ClusterCounters, MachineLoad, MachineState};
 use splitcore_core::config::{Admission, ClusterConfig, Cut, Level, MixedReturn, PolicyKind, TransferRule};
 use splitcore_core::cost::{CostKnot, CostPoints, CostTable};
 use splitcore_core::error::{Applied, EventError, Rejection};
@@ -353,6 +353,7 @@ proptest! {
             }
             let counted = cluster.counters().late - before.counters().late;
             prop_assert_eq!(counted, u64::from(applied == Ok(Applied::Late)), "{:?}", event);
+            prop_assert_eq!(told(&before.counters(), &cluster.counters()), said(&actions), "{:?}", event);
             match event {
                 ClusterEvent::Arrive(arrival) => check_choice(&scan, &before, &arrival, &actions),
                 ClusterEvent::Join(join) => {
@@ -367,6 +368,32 @@ proptest! {
         }
         finish(cluster, now)?;
     }
+}
+
+/// What an event has added to the counters: placed, rejected, finished, cancelled, failed, parked.
+fn told(before: &ClusterCounters, after: &ClusterCounters) -> [u64; 6] {
+    let all =
+        |of: &ClusterCounters| [of.placed, of.rejected, of.finished, of.cancelled, of.failed, of.parked];
+    let (before, after) = (all(before), all(after));
+    std::array::from_fn(|at| after[at] - before[at])
+}
+
+/// The same, from the actions.
+fn said(actions: &[ClusterAction]) -> [u64; 6] {
+    let mut said = [0; 6];
+    for action in actions {
+        let at = match action {
+            ClusterAction::Placed(_) => 0,
+            ClusterAction::Rejected { .. } => 1,
+            ClusterAction::Ended { outcome: Outcome::Finished, .. } => 2,
+            ClusterAction::Ended { outcome: Outcome::Cancelled, .. } => 3,
+            ClusterAction::Ended { .. } => 4,
+            ClusterAction::Parked { .. } => 5,
+            _ => continue,
+        };
+        said[at] += 1;
+    }
+    said
 }
 
 /// Cancels and answers whatever is left, and looks for what remains on the books.
@@ -401,6 +428,23 @@ fn steps(placement: &Placement) -> (Step, Step) {
 }
 
 const PAIR: [Role; 2] = [Role::Prompt, Role::Token];
+
+#[test]
+fn a_fault_counts_again_at_another_time() {
+    let config = ClusterConfig { attempts_max: 2, ..ClusterConfig::default() };
+    let mut head = Head::new(config, &[Role::Mixed]);
+    head.place(1, 10, 10);
+    head.now_ns = 10;
+    head.act(&ClusterEvent::Lose { machine: id(0) });
+    assert_eq!(head.cluster.parked_requests(), 1);
+    // Placed and lost at one instant, but the first fault was at another.
+    head.now_ns = 20;
+    let next = MachineId { index: 0, incarnation: 2 };
+    assert!(placement(&head.join(next, Role::Mixed, 1000)).is_some());
+    let actions = head.act(&ClusterEvent::Lose { machine: next });
+    let ended = ClusterAction::Ended { request: RequestId(1), outcome: Outcome::AttemptsMax };
+    assert!(actions.contains(&ended), "{actions:?}");
+}
 
 #[test]
 fn the_prompt_side_is_over_above_its_limit_and_never_when_idle() {

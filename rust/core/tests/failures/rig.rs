@@ -665,6 +665,11 @@ impl Rig {
             }
         }
         assert_eq!((self.cluster.live_requests(), self.cluster.parked_requests()), (0, 0));
+        let ended = |of: &[Outcome]| self.ended_here.values().filter(|&outcome| of.contains(outcome)).count();
+        let failed = [Outcome::AttemptsMax, Outcome::NotResumable, Outcome::Expired];
+        let told = [ended(&[Outcome::Finished]), ended(&[Outcome::Cancelled]), ended(&failed)];
+        let counters = self.cluster.counters();
+        assert_eq!([counters.finished, counters.cancelled, counters.failed], told.map(|count| count as u64));
         // Who is drained at once holds nothing, and nothing is awaited of it.
         for at in 0..4 {
             let machine = self.id(at);
