@@ -698,7 +698,9 @@ fn any_event(machine: &Machine, seq: u64, state: &mut u64) -> MachineEvent {
     match draw(state, 22) {
         0 => command(Command::Compute { key, order, work }),
         1 | 2 => command(Command::Compute { key, order, work: first }),
-        3 | 4 => command(Command::Reserve { key, order, work: second, source: peer, start: seq % 2 == 0 }),
+        3 | 4 => {
+            command(Command::Reserve { key, order, work: second, source: peer, start: seq.is_multiple_of(2) })
+        }
         5 | 6 => command(Command::Send { key, to: peer, mode }),
         7 => command(Command::Start { key }),
         8 | 9 => command(Command::Abort { key }),

@@ -144,8 +144,11 @@ pub(crate) fn random(rng: &mut Rng, events: u64, machines: u64) -> Faults {
     for _ in 0..count {
         let aimed = rng.chance(aimed_permille);
         // Some kinds seldom meet a state that lasts for moments.
-        let kind =
-            if aimed && rng.chance(600) { rng.pick(&[0, 0, 1, 2, 2, 3, 4, 7, 7]) } else { rng.pick(&kinds) };
+        let kind = if aimed && rng.chance(600) {
+            rng.pick(&[0, 0, 1, 2, 2, 2, 3, 4, 7, 7, 7])
+        } else {
+            rng.pick(&kinds)
+        };
         let kind = one(rng, kind, machines);
         restarts += usize::from(kind.is_restart());
         let kind = if kind.is_restart() && restarts > RESTARTS_MAX { FaultKind::Cancel } else { kind };

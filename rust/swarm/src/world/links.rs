@@ -336,7 +336,9 @@ impl World {
         let session = self.sessions.len() as u64;
         let known = id.index < self.hosts[host].cluster.machines_len();
         let joins = known && self.rng.chance(500);
-        let (join, intact) = (self.join_of(id), !self.note_dropped(id));
+        // Also where it dropped everything in an earlier silence: that may have been after its Cluster's death.
+        let dropped = self.note_dropped(id) || self.places[id.index as usize].dropped;
+        let (join, intact) = (self.join_of(id), !dropped);
         let Some(place) = self.place(id) else { return };
         place.session = Some(session);
         let first = !std::mem::replace(&mut place.greeted, true);
