@@ -114,7 +114,7 @@ const RARE: [(usize, (Compute, Inbound, Outbound)); 12] = [
     (8, (Compute::Prefilling, Inbound::None, Outbound::Draining)),
     (9, (Compute::Prefilling, Inbound::None, Outbound::Released)),
     (4, (Compute::Held, Inbound::None, Outbound::Draining)),
-    (5, (Compute::Waiting, Inbound::Ready, Outbound::None)),
+    (7, (Compute::Waiting, Inbound::Ready, Outbound::None)),
     (3, (Compute::Evicted, Inbound::Ready, Outbound::None)),
     (1, (Compute::Prefilling, Inbound::None, Outbound::Sending)),
     (1, (Compute::Prefilling, Inbound::Ready, Outbound::None)),
@@ -153,6 +153,13 @@ pub(crate) fn random(rng: &mut Rng, events: u64, machines: u64) -> Faults {
         restarts += usize::from(kind.is_restart());
         let kind = if kind.is_restart() && restarts > RESTARTS_MAX { FaultKind::Cancel } else { kind };
         let aim = aimed.then(|| rare(rng));
+        // What stops a transfer has mostly given the request up as well, so these two meet it least.
+        let stops = aim.filter(|state| state.outbound == Outbound::Draining && rng.chance(300));
+        let kind = match stops.map(|state| state.compute) {
+            Some(Compute::Prefilling) => FaultKind::Cancel,
+            Some(Compute::Held) => FaultKind::TransferStall,
+            _ => kind,
+        };
         list.push(Fault { at_event: rng.below(events), kind, aim });
     }
     list.sort_by_key(|fault| fault.at_event);

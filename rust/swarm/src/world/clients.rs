@@ -158,7 +158,8 @@ impl World {
         if key.attempt.0 < live.first_attempt || key.attempt > attempt || index <= delivered {
             return;
         }
-        let current = key.attempt == attempt;
+        // Two Clusters that lived at once can both have made an attempt of this name; one of them was dismissed.
+        let current = key.attempt == attempt && !of.given_up.contains(&(from, key));
         if live.owner != owner {
             assert!(!current, "{key:?} computes another prompt");
             return;

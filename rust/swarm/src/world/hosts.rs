@@ -49,8 +49,10 @@ pub(super) struct Host {
     pub(super) registered: BTreeMap<MachineId, bool>,
     /// The requests that machines held when it followed another, and what reached machines from that one later.
     pub(super) held: BTreeMap<usize, BTreeSet<MachineId>>,
-    /// What the one before ended when its word did not count any more.
+    /// What the one before ended, or took from a machine, when its word did not count any more.
     pub(super) ended_before: BTreeSet<usize>,
+    /// Legs that it has told machines to drop.
+    pub(super) given_up: BTreeSet<(MachineId, LegKey)>,
 }
 
 impl Host {
@@ -71,6 +73,7 @@ impl Host {
             registered: BTreeMap::new(),
             held: BTreeMap::new(),
             ended_before: BTreeSet::new(),
+            given_up: BTreeSet::new(),
         }
     }
 }
@@ -97,6 +100,7 @@ impl World {
                     self.answer(host, to, Message::Registered(epoch));
                 }
                 ClusterAction::Command { to, seq, command } => {
+                    self.note_given_up(host, to, &command);
                     let owner = self.owner_of(host, to, &command);
                     let epoch = self.hosts[host].cluster.epoch();
                     self.answer(host, to, Message::Command { epoch, seq, command, owner });
@@ -110,6 +114,16 @@ impl World {
             line.sort_by_key(|&(priority, _)| priority);
         }
         assert!(!one_line || line.is_sorted(), "parked requests are placed out of line: {line:?}");
+    }
+
+    /// What a replaced Cluster still takes from a machine may go with it: its successor hears of it from nobody.
+    fn note_given_up(&mut self, host: usize, to: MachineId, command: &Command) {
+        let Command::Abort { key } = command else { return };
+        self.hosts[host].given_up.insert((to, *key));
+        let owner = self.hosts[host].live.get(&key.request).map(|live| live.owner);
+        if let (Some(owner), Some(later)) = (owner, self.hosts.get_mut(host + 1)) {
+            later.ended_before.insert(owner);
+        }
     }
 
     /// A Cluster's driver sends on the session that it takes for open.

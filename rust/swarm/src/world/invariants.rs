@@ -116,7 +116,9 @@ impl World {
         };
         let silent = self.places[id.index as usize].orphaned_at.is_some();
         match *event {
-            MachineEvent::Command { command: Command::Reserve { key, .. }, .. } if leg(key).is_some() => {
+            MachineEvent::Command { epoch, command: Command::Reserve { key, .. }, .. }
+                if leg(key).is_some() && epoch == machine.epoch() =>
+            {
                 let answered = notes(&|notice| *notice == Notice::Reserved { key });
                 assert!(silent || answered, "{id:?} does not say that {key:?} is reserved");
             }
