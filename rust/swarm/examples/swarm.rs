@@ -14,10 +14,10 @@ fn number(name: &str, default: u64) -> u64 {
 }
 
 fn print(out: &mut impl Write, summary: &Summary) -> std::io::Result<()> {
-    let Summary { seeds, median_events, median_faults, digest, .. } = summary;
+    let Summary { seeds, events, median_events, median_faults, digest, .. } = summary;
     writeln!(
         out,
-        "{seeds} seeds, median {median_events} events and {median_faults} faults, digest {digest:016x}"
+        "{seeds} seeds, {events} events, median {median_events} events and {median_faults} faults, digest {digest:016x}"
     )?;
     let counted: Vec<String> =
         summary.counters.named().iter().map(|(name, count)| format!("{name} {count}")).collect();
