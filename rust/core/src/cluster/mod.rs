@@ -211,9 +211,9 @@ impl Cluster {
             return Err(EventError::MachineTaken(join.machine));
         }
         self.seat_machine(join)?;
-        self.keep_parked(join.machine, actions);
         self.replace_lost(actions);
         self.retry(actions);
+        self.keep_parked(join.machine, actions);
         Ok(Applied::Yes)
     }
 

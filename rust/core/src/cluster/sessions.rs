@@ -72,7 +72,6 @@ impl Cluster {
             if recovering {
                 self.replace_lost(actions);
             }
-            self.keep_parked(machine, actions);
             self.adopt_all(registration, actions);
             if !recovering {
                 // Only now is it known which names are taken.
@@ -81,6 +80,7 @@ impl Cluster {
         }
         self.tell_drained(machine.index, actions);
         self.retry(actions);
+        self.keep_parked(machine, actions);
         Ok(Applied::Yes)
     }
 
