@@ -30,6 +30,11 @@ pub trait Observer {
 
     /// A request is over.
     fn ended(&mut self, now_ns: u64, request: u64, outcome: Outcome) {}
+
+    /// Whether it has seen what it wanted to know. Asked after every event; the run ends with the first yes.
+    fn is_satisfied(&self) -> bool {
+        false
+    }
 }
 
 /// Watches nothing.
@@ -62,5 +67,9 @@ impl<O: Observer> Observer for &mut O {
 
     fn ended(&mut self, now_ns: u64, request: u64, outcome: Outcome) {
         (**self).ended(now_ns, request, outcome);
+    }
+
+    fn is_satisfied(&self) -> bool {
+        (**self).is_satisfied()
     }
 }

@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::workload::TrafficClass;
+
 /// Options of [`crate::simulate`]. Names are the Python keywords and, with dashes, the command line's.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -18,6 +20,8 @@ pub struct Options {
     pub model: String,
     /// `azure-conv`, `azure-code` or a file.
     pub trace: String,
+    /// Kinds of traffic that share the rate; empty for one kind.
+    pub classes: Vec<TrafficClass>,
     /// Requests a second.
     pub rate: Option<f64>,
     /// Arrivals end after this many seconds.
@@ -84,6 +88,7 @@ impl Default for Options {
             unsplit: None,
             model: "bloom-176b".into(),
             trace: "azure-conv".into(),
+            classes: Vec::new(),
             rate: None,
             duration_s: None,
             arrivals: None,

@@ -15,8 +15,8 @@ use crate::faults::FaultPlan;
 use crate::links::{Contention, Nic};
 use crate::machines::{MachineGroup, MachineKind, Model, kv_capacity_tokens, parse_groups};
 use crate::options::Options;
-use crate::report::AdmissionLimits;
-use crate::workload::{Arrivals, Sampling, Source, Workload, WorkloadSpec};
+use crate::report::{AdmissionLimits, Reference, TbtRule};
+use crate::workload::{Arrivals, Sampling, Source, Workload, WorkloadSpec, mixed};
 
 /// KV blocks without a memory limit: more than any run holds, and few enough for token counts to stay small.
 const UNLIMITED_BLOCKS: u32 = 1 << 27;
@@ -55,6 +55,23 @@ pub(crate) struct Setup {
 }
 
 impl Setup {
+    /// How the objectives of the cost model average a request's time between tokens.
+    pub(crate) fn tbt_rule(&self) -> TbtRule {
+        match self.cost_kind {
+            CostKind::Measured => TbtRule::MeanGap,
+            CostKind::SplitwiseSim => TbtRule::AsPublished,
+        }
+    }
+
+    /// Times of a request alone on the idle reference machine.
+    pub(crate) fn idle(&self, prompt_tokens: u32, output_tokens: u32) -> Reference {
+        Reference {
+            ttft_ns: self.reference.ttft_ns(prompt_tokens),
+            tbt_ns: self.reference.tbt_ns(prompt_tokens, output_tokens),
+            e2e_ns: self.reference.e2e_ns(prompt_tokens, output_tokens),
+        }
+    }
+
     /// Checks the options and builds what they describe.
     pub(crate) fn new(options: &Options) -> Result<Self, SimError> {
         let model = Model::parse(&options.model)?;
@@ -106,7 +123,7 @@ impl Setup {
             limits,
             contention: if options.contention { Contention::On } else { Contention::Off },
             message_delay_ns,
-            workload: workload_spec(options)?.build()?,
+            workload: mixed(&workload_spec(options)?, &options.classes)?,
             faults,
             seed: options.seed,
             check: options.check,

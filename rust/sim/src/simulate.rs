@@ -5,13 +5,12 @@ use std::time::Instant;
 use splitcore_core::event::Role;
 
 use crate::SimError;
-use crate::cost::CostKind;
 use crate::faults::Recovery;
 use crate::observer::Observer;
 use crate::options::Options;
 use crate::report::{
-    AdmissionReport, FaultReport, FaultTally, Inputs, Reference, RequestRecord, RequestRow, RunFacts,
-    SloLimits, Summary, TbtRule, Timelines,
+    AdmissionReport, FaultReport, FaultTally, Inputs, RequestRecord, RequestRow, RunFacts, SloLimits,
+    Summary, Timelines,
 };
 use crate::setup::Setup;
 use crate::world::{World, role_name};
@@ -90,7 +89,8 @@ fn whole_run(
     Ok((report(&world, setup, options, wall_s), world.fault_tally()))
 }
 
-fn run<O: Observer>(
+/// Steps to the end, or until the observer has seen enough.
+pub(crate) fn run<O: Observer>(
     world: &mut World<O>,
     setup: &Setup,
     control: &mut dyn FnMut(u64, u64) -> bool,
@@ -99,6 +99,9 @@ fn run<O: Observer>(
     let patience = PATIENCE_EVENTS + PATIENCE_EVENTS_PER_MACHINE * setup.machines.len() as u64;
     let (mut ended, mut ended_at_event) = (0, 0);
     while world.step()? {
+        if world.is_seen_enough() {
+            return Ok(());
+        }
         if world.ended != ended {
             ended = world.ended;
             ended_at_event = world.events;
@@ -122,15 +125,8 @@ fn stuck<O: Observer>(world: &World<O>, events: u64) -> SimError {
 
 fn report<O: Observer>(world: &World<O>, setup: &Setup, options: &Options, wall_s: f64) -> Report {
     let rows = world.rows();
-    let tbt_rule = match setup.cost_kind {
-        CostKind::Measured => TbtRule::MeanGap,
-        CostKind::SplitwiseSim => TbtRule::AsPublished,
-    };
-    let reference = |prompt: u32, output: u32| Reference {
-        ttft_ns: setup.reference.ttft_ns(prompt),
-        tbt_ns: setup.reference.tbt_ns(prompt, output),
-        e2e_ns: setup.reference.e2e_ns(prompt, output),
-    };
+    let tbt_rule = setup.tbt_rule();
+    let reference = |prompt: u32, output: u32| setup.idle(prompt, output);
     let (evictions, pauses) = world.evictions_and_pauses();
     let summary = Summary::new(Inputs {
         rows: &rows,

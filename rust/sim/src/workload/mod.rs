@@ -5,12 +5,14 @@
 //! the same requests on every platform.
 
 mod arrivals;
+mod classes;
 mod draws;
 mod size_table;
 mod sizes;
 mod spec;
 mod trace;
 
+pub use classes::{TrafficClass, mixed};
 pub(crate) use draws::Draws;
 pub use size_table::SizeTable;
 pub use spec::{Arrivals, Sampling, Source, WorkloadSpec};
@@ -43,4 +45,6 @@ pub struct Workload {
     pub name: String,
     /// The requests; `arrival_ns` never decreases.
     pub requests: Vec<TraceRequest>,
+    /// The class of each request; empty where there is one class.
+    pub classes: Vec<u16>,
 }

@@ -185,7 +185,7 @@ impl WorkloadSpec {
             let got = self.duration_s.unwrap_or(DURATION_DEFAULT_S);
             return Err(SimError::config("duration_s", "seconds that hold at least one arrival", got));
         }
-        Ok(Workload { name: self.name(), requests })
+        Ok(Workload { name: self.name(), requests, classes: Vec::new() })
     }
 
     /// What can be wrong whatever the source.

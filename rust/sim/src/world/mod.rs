@@ -80,6 +80,8 @@ pub(crate) struct World<O> {
     links: Links,
     transfers: Transfers,
     requests: Vec<TraceRequest>,
+    /// The class of each; empty where there is one.
+    classes: Vec<u16>,
     streams: Vec<Stream>,
     next_arrival: usize,
     machine_tick_armed: Vec<Option<u64>>,
@@ -132,6 +134,7 @@ impl<O: Observer> World<O> {
             transfers: Transfers::default(),
             streams: setup.workload.requests.iter().map(Stream::new).collect(),
             requests: setup.workload.requests.clone(),
+            classes: setup.workload.classes.clone(),
             next_arrival: 0,
             machine_tick_armed: vec![None; count],
             cluster_tick_armed: None,
@@ -220,8 +223,14 @@ impl<O: Observer> World<O> {
             // It waits at the gateway.
             return Ok(());
         }
-        let arrival = Arrival::new(id, request.prompt_tokens, request.output_tokens);
-        self.tell_cluster(&ClusterEvent::Arrive(arrival))
+        self.tell_cluster(&ClusterEvent::Arrive(self.arrival(id as usize, 0)))
+    }
+
+    /// A request as it is submitted by a client that has `given` of its tokens.
+    fn arrival(&self, at: usize, given: u32) -> Arrival {
+        let TraceRequest { prompt_tokens, output_tokens, .. } = self.requests[at];
+        let class = self.classes.get(at).map_or(0, |&class| class.into());
+        Arrival { class, ..Arrival::new(at as u64, prompt_tokens + given, output_tokens - given) }
     }
 
     fn deliver(&mut self, at: u32) -> Result<(), SimError> {
@@ -389,6 +398,11 @@ impl<O: Observer> World<O> {
     /// Requests that have arrived and are not over.
     pub(crate) fn pending(&self) -> usize {
         self.next_arrival - self.ended
+    }
+
+    /// Whether whoever watches wants to see no more.
+    pub(crate) fn is_seen_enough(&self) -> bool {
+        self.observer.is_satisfied()
     }
 
     /// Whether every request has arrived and ended.

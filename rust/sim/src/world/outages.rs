@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 
 use splitcore_core::cluster::Cluster;
 use splitcore_core::config::{ClusterConfig, SECOND_NS};
-use splitcore_core::event::{Arrival, ClusterEvent, MachineEvent, Registration, Slo};
+use splitcore_core::event::{ClusterEvent, MachineEvent, Registration, Slo};
 use splitcore_core::id::{Attempt, Epoch, LegKey, RequestId};
 use splitcore_core::leg::Notice;
 use splitcore_core::machine::Machine;
@@ -308,8 +308,7 @@ impl<O: Observer> World<O> {
         }
         crashes.outage.is_out_of_order = true;
         self.log(15, after, at as u64);
-        let (prompt_tokens, output_tokens) = (of.prompt_tokens + after, of.output_tokens - after);
-        self.tell_cluster(&ClusterEvent::Arrive(Arrival::new(at as u64, prompt_tokens, output_tokens)))?;
+        self.tell_cluster(&ClusterEvent::Arrive(self.arrival(at, after)))?;
         if !was_accepted || self.is_missing(at) {
             return Ok(());
         }
