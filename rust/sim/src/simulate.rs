@@ -123,8 +123,8 @@ fn stuck<O: Observer>(world: &World<O>, events: u64) -> SimError {
 fn report<O: Observer>(world: &World<O>, setup: &Setup, options: &Options, wall_s: f64) -> Report {
     let rows = world.rows();
     let tbt_rule = match setup.cost_kind {
-        CostKind::Measured => TbtRule::MeanGap,
         CostKind::SplitwiseSim => TbtRule::AsPublished,
+        _ => TbtRule::MeanGap,
     };
     let reference = |prompt: u32, output: u32| Reference {
         ttft_ns: setup.reference.ttft_ns(prompt),
