@@ -22,7 +22,8 @@ const OVERHEAD_NS_PER_TOKEN: f64 = 100.0;
 /// Tokens of a request at most: the positions that OPT has learned.
 const POSITIONS: u64 = 2048;
 /// Prompt sizes at which the Cluster's table is cut from the quadratic.
-const SAMPLED_PROMPTS: [u32; 11] = [1, 128, 256, 512, 1024, 2048, 4096, 8192, 16_384, 32_768, 65_536];
+const SAMPLED_PROMPTS: [u32; 14] =
+    [1, 256, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 16_384, 32_768, 65_536];
 
 static DATA: LazyLock<Document> = LazyLock::new(|| {
     toml::from_str(include_str!("../../data/distserve.toml"))
