@@ -72,6 +72,9 @@ pub(super) fn parse(text: &str, file: &str, name: String) -> Result<SloSet, SimE
         }
         set.classes.push(read);
     }
+    if set.classes.is_empty() {
+        return Err(reader.wrong(classes.span().start, "class", "at least one [[class]]", "none"));
+    }
     Ok(set)
 }
 
@@ -161,6 +164,9 @@ impl Reader<'_> {
         limits: &mut Vec<Limit>,
     ) -> Result<(), SimError> {
         let table = self.table(value, field, "limits on percentiles, as { p90 = 0.4 }")?;
+        if table.is_empty() {
+            return Err(self.wrong(value.span().start, field, "at least one limit", "none"));
+        }
         for (key, at, value) in in_order(table) {
             // TOML takes `p99.9 = 1` for a table `p99` with a key `9`.
             let dotted = value.get_ref().as_table().map(in_order).unwrap_or_else(|| vec![("", at, value)]);
