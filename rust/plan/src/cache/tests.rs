@@ -249,7 +249,9 @@ proptest! {
         prop_assume!(found.is_finite() && rates.iter().all(|rate| rate.is_finite()));
         let scratch = Scratch::new();
         let cache = Cache::open(&scratch.0).unwrap();
-        rates.iter().for_each(|&rate| cache.put(&probe(rate), &verdict(found)).unwrap());
+        for &rate in &rates {
+            cache.put(&probe(rate), &verdict(found)).unwrap();
+        }
         let again = Cache::open(&scratch.0).unwrap();
         for &rate in &rates {
             prop_assert_eq!(again.get(&probe(rate)), Some(verdict(found)));

@@ -137,6 +137,7 @@ fn what_is_wrong_is_told_with_its_line() {
         ("ttft_s = { p90 = inf }", "1: ttft_s.p90: expected a limit above 0, got inf".to_owned()),
         ("ttft_s = { p90 = nan }", "1: ttft_s.p90: expected a limit above 0, got nan".to_owned()),
         ("ttft_s = { p90 = \"1\" }", "1: ttft_s.p90: expected a limit above 0, got \"1\"".to_owned()),
+        ("ttft_s = { p90 = {} }", "1: ttft_s.p90: expected a limit above 0, got a table".to_owned()),
         ("ttft_s = { p90 = [1] }", "1: ttft_s.p90: expected a limit above 0, got a list".to_owned()),
         ("[ttft_s]\np90 = 1\np0 = 1", format!("3: ttft_s: expected {percentile}, got `p0`")),
         ("ttft_s = { p100 = 1 }", format!("1: ttft_s: expected {percentile}, got `p100`")),
