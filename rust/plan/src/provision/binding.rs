@@ -162,7 +162,9 @@ impl WhyNot {
     ) -> Binding {
         let (name, unit) = (quantity.name(), quantity.unit());
         let takes = |pools: Pools| quantity.of(&self.space.total(pools));
-        let told = |pools: Pools| format!("{} {unit}, {}", number(takes(pools)), compared(takes(pools), limit, unit));
+        let told = |pools: Pools| {
+            format!("{} {unit}, {}", number(takes(pools)), compared(takes(pools), limit, unit))
+        };
         let text = match (best, together) {
             (Some(best), _) => {
                 let (rate, cluster) = (number(self.rate), self.space.told(best));
@@ -183,10 +185,19 @@ impl WhyNot {
         let told = |needed: f64| format!("{} machines, {}", number(needed), compared(needed, limit, ""));
         let text = match (needed, together) {
             (Some(needed), _) => {
-                format!("{name}: to hold {} a second takes pools of up to {}", number(self.rate), told(needed))
+                format!(
+                    "{name}: to hold {} a second takes pools of up to {}",
+                    number(self.rate),
+                    told(needed)
+                )
             }
             (None, Some(pools)) => {
-                format!("{}; {} has pools of up to {}", alone(name), self.together(pools), told(largest(pools)))
+                format!(
+                    "{}; {} has pools of up to {}",
+                    alone(name),
+                    self.together(pools),
+                    told(largest(pools))
+                )
             }
             (None, None) => alone(name),
         };
@@ -199,7 +210,11 @@ impl WhyNot {
             Goal::MinPower => "cluster of least power",
             Goal::MinSpace => "smallest cluster",
         };
-        format!("without any limit the {what} that holds {} a second, {},", number(self.rate), self.space.told(pools))
+        format!(
+            "without any limit the {what} that holds {} a second, {},",
+            number(self.rate),
+            self.space.told(pools)
+        )
     }
 
     /// The objectives that the largest cluster misses, of the design that comes closest; `verdicts` are those of each of
@@ -210,13 +225,20 @@ impl WhyNot {
             let worst = missed.iter().map(excess).max_by(f64::total_cmp)?;
             Some((*pools, missed, worst))
         });
-        let Some((pools, mut findings, _)) = missed.min_by(|a, b| a.2.total_cmp(&b.2)) else { return Vec::new() };
+        let Some((pools, mut findings, _)) = missed.min_by(|a, b| a.2.total_cmp(&b.2)) else {
+            return Vec::new();
+        };
         findings.sort_by(|a, b| excess(b).total_cmp(&excess(a)));
         let binding = |finding: Finding| Binding {
             constraint: "slo".into(),
             limit: finding.limit,
             needed: finding.found,
-            text: format!("slo: {} at {} a second with {}", told(&finding), number(self.rate), self.space.told(pools)),
+            text: format!(
+                "slo: {} at {} a second with {}",
+                told(&finding),
+                number(self.rate),
+                self.space.told(pools)
+            ),
         };
         findings.into_iter().map(binding).collect()
     }
@@ -261,7 +283,8 @@ impl Inquiry for WhyNot {
 /// What the first seed that misses anything misses.
 pub(super) fn missed(verdicts: &[Verdict]) -> Vec<Finding> {
     let failing = verdicts.iter().find(|verdict| !verdict.met);
-    let findings = failing.map(|verdict| verdict.findings.iter().filter(|finding| finding.met == Some(false)));
+    let findings =
+        failing.map(|verdict| verdict.findings.iter().filter(|finding| finding.met == Some(false)));
     findings.into_iter().flatten().cloned().collect()
 }
 

@@ -45,7 +45,9 @@ impl Search for CapacitySearch {
         self.rate = match self.fails {
             None if self.holds > 1e6 => return Vec::new(),
             None => (2.0 * self.holds).max(16.0),
-            Some(fails) if fails <= self.holds * (1.0 + self.spec.resolution) || fails < 0.01 => return Vec::new(),
+            Some(fails) if fails <= self.holds * (1.0 + self.spec.resolution) || fails < 0.01 => {
+                return Vec::new();
+            }
             Some(fails) => f64::midpoint(self.holds, fails),
         };
         let options = Options { rate: Some(self.rate), ..self.spec.options.clone() };

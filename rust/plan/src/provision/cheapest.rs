@@ -53,9 +53,8 @@ impl Cheapest {
     /// take the same, one. By cost, then power, then rack units.
     pub(super) fn frontier(&self, judged: &Judged) -> Vec<Candidate> {
         let mut holding = self.holding(judged);
-        holding.sort_by(|&a, &b| {
-            self.space.rank(Goal::MinCost, a).compare(&self.space.rank(Goal::MinCost, b))
-        });
+        holding
+            .sort_by(|&a, &b| self.space.rank(Goal::MinCost, a).compare(&self.space.rank(Goal::MinCost, b)));
         let mut frontier: Vec<(Pools, Price)> = Vec::new();
         for pools in holding {
             let total = self.space.total(pools);
@@ -108,7 +107,10 @@ impl Cheapest {
             let rank = self.space.rank(self.goal, edge.grid().pools(column, row));
             best.is_none_or(|best| rank.compare(&best).is_lt())
                 && !edge.is_known_to_hold(column, row)
-                && edge.grid().grown(column, row, BAND).is_none_or(|(column, row)| edge.is_known_to_hold(column, row))
+                && edge
+                    .grid()
+                    .grown(column, row, BAND)
+                    .is_none_or(|(column, row)| edge.is_known_to_hold(column, row))
         };
         let doubtful = edge.grid().all().filter(is_doubtful);
         doubtful.map(|(column, row)| edge.grid().pools(column, row)).collect()
@@ -122,9 +124,10 @@ impl Inquiry for Cheapest {
                 self.edges[pools.design].tell(pools, holds);
             }
             if self.care == Care::All {
-                let all = self.edges.iter().flat_map(|edge| {
-                    edge.grid().all().map(|(column, row)| edge.grid().pools(column, row))
-                });
+                let all = self
+                    .edges
+                    .iter()
+                    .flat_map(|edge| edge.grid().all().map(|(column, row)| edge.grid().pools(column, row)));
                 return judged.unknown(all, self.rate);
             }
             let wanted: Vec<Pools> = self.edges.iter_mut().flat_map(Edge::next).collect();

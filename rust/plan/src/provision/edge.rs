@@ -53,7 +53,8 @@ impl Edge {
     /// The next clusters to judge, at most one a column; none when the edge is found.
     pub(super) fn next(&mut self) -> Vec<Pools> {
         while self.stride > 0 {
-            let on_stride = (1..=self.holds.len()).filter(|column| column % self.stride == 0).map(|after| after - 1);
+            let on_stride =
+                (1..=self.holds.len()).filter(|column| column % self.stride == 0).map(|after| after - 1);
             let open = on_stride.filter(|&column| self.gap(column) > 1);
             let next: Vec<Pools> = open.map(|column| self.grid.pools(column, self.middle(column))).collect();
             if !next.is_empty() {

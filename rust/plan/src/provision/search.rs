@@ -3,8 +3,8 @@
 use splitcore_sim::SimError;
 
 use super::answer::{Candidate, Cell, Provision};
-use super::capacity_stub::CapacitySearch;
 use super::binding::WhyNot;
+use super::capacity_stub::CapacitySearch;
 use super::cheapest::{Care, Cheapest};
 use super::confirm::{Confirm, WholeRuns, probe};
 use super::fastest::{Fastest, Rates};

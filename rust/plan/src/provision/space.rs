@@ -260,14 +260,16 @@ impl Grid {
 
     /// All clusters, by prompt and token machines.
     pub(super) fn all(&self) -> impl Iterator<Item = (usize, u32)> + '_ {
-        self.heights.iter().enumerate().flat_map(|(column, &height)| (1..=height).map(move |row| (column, row)))
+        self.heights
+            .iter()
+            .enumerate()
+            .flat_map(|(column, &height)| (1..=height).map(move |row| (column, row)))
     }
 
     /// Clusters within the limits that cannot have a machine more in either pool.
     pub(super) fn outermost(&self) -> Vec<Pools> {
-        let is_outer = |&column: &usize| {
-            self.heights.get(column + 1).is_none_or(|&next| next < self.heights[column])
-        };
+        let is_outer =
+            |&column: &usize| self.heights.get(column + 1).is_none_or(|&next| next < self.heights[column]);
         let columns = (0..self.heights.len()).filter(is_outer);
         columns.map(|column| self.pools(column, self.heights[column])).collect()
     }

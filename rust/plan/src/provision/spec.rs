@@ -129,7 +129,8 @@ impl ProvisionSpec {
             return Err(SimError::config("resolution", "above 0, up to 1", self.resolution));
         }
         let Limits { cost_per_hour, power_w, rack_units } = self.limits;
-        for (name, limit) in [("cost_per_hour", cost_per_hour), ("power_w", power_w), ("rack_units", rack_units)]
+        for (name, limit) in
+            [("cost_per_hour", cost_per_hour), ("power_w", power_w), ("rack_units", rack_units)]
         {
             if let Some(limit) = limit.filter(|limit| !(limit.is_finite() && *limit > 0.0)) {
                 return Err(SimError::config("limits", format!("{name} above 0"), limit));
@@ -140,9 +141,14 @@ impl ProvisionSpec {
 
     fn check_goal(&self) -> Result<(), SimError> {
         let Options { prompt, token, mixed, unsplit, rate, .. } = &self.options;
-        for (name, machines) in [("prompt", prompt), ("token", token), ("mixed", mixed), ("unsplit", unsplit)] {
+        for (name, machines) in [("prompt", prompt), ("token", token), ("mixed", mixed), ("unsplit", unsplit)]
+        {
             if let Some(machines) = machines {
-                return Err(SimError::config(name, "none, as the machines are what is searched for", machines));
+                return Err(SimError::config(
+                    name,
+                    "none, as the machines are what is searched for",
+                    machines,
+                ));
             }
         }
         if let Some(rate) = rate {
@@ -152,9 +158,11 @@ impl ProvisionSpec {
             return Err(SimError::config("rate", "requests per second above 0", rate));
         }
         match (self.goal, self.rate_rps) {
-            (Goal::MaxThroughput, _) if self.limits == Limits::default() => {
-                Err(SimError::config("limits", "a limit on cost, power or rack units for max-throughput", "none"))
-            }
+            (Goal::MaxThroughput, _) if self.limits == Limits::default() => Err(SimError::config(
+                "limits",
+                "a limit on cost, power or rack units for max-throughput",
+                "none",
+            )),
             (Goal::MinCost | Goal::MinPower | Goal::MinSpace, None) => {
                 Err(SimError::config("rate", "the requests per second to hold at the least cost", "none"))
             }
@@ -182,8 +190,9 @@ impl Design {
             }
         };
         for machine in machines {
-            let is_counted =
-                machine.split_once('x').is_some_and(|(count, _)| count.bytes().all(|byte| byte.is_ascii_digit()));
+            let is_counted = machine
+                .split_once('x')
+                .is_some_and(|(count, _)| count.bytes().all(|byte| byte.is_ascii_digit()));
             if is_counted || machine.contains([',', '+']) {
                 let expected = format!("one kind of machine without a count in {}", self.name);
                 return Err(SimError::config("designs", expected, machine));
