@@ -194,7 +194,7 @@ proptest! {
 /// What two pools in a row do: each has its own capacity, and a little is lost to the other.
 fn in_a_row(pools: Pools) -> bool {
     let (prompt, token) = (f64::from(pools.prompt), f64::from(pools.token));
-    1.0 / (4.0 * prompt) + 1.0 / (6.0 * token) < 1.0 / RATE
+    1.0 / (8.0 * prompt) + 1.0 / (14.0 * token) < 1.0 / RATE
 }
 
 #[test]
