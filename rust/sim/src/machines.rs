@@ -164,39 +164,52 @@ impl fmt::Display for Model {
     }
 }
 
-/// One schedulable machine: `tp` GPUs of a DGX with their share of its NICs.
+/// Pipeline stages of a machine at most.
+pub const PIPELINE_STAGES_MAX: u32 = 16;
+
+/// One schedulable machine: `tp` GPUs a stage with their share of a DGX's NICs, and `pp` stages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct MachineKind {
     /// The DGX it is cut from.
     pub hardware: Hardware,
-    /// GPUs it owns: 1, 2, 4 or 8.
+    /// GPUs of a stage: 1, 2, 4 or 8.
     pub tp: u32,
+    /// Pipeline stages, each with an equal part of the layers.
+    pub pp: u32,
 }
 
 impl MachineKind {
     /// A whole DGX.
     pub const fn whole(hardware: Hardware) -> Self {
-        Self { hardware, tp: GPUS_PER_DGX }
+        Self { hardware, tp: GPUS_PER_DGX, pp: 1 }
+    }
+
+    /// GPUs it owns.
+    pub const fn gpus(self) -> u32 {
+        self.tp * self.pp
     }
 
     /// Bytes per second of its share of the NICs, in each direction.
     pub const fn nic_bytes_per_s(self) -> u64 {
-        self.hardware.nic_bytes_per_s() / GPUS_PER_DGX as u64 * self.tp as u64
+        self.hardware.nic_bytes_per_s() / GPUS_PER_DGX as u64 * self.gpus() as u64
     }
 
     /// GPU memory it owns.
     pub const fn memory_bytes(self) -> u64 {
-        self.tp as u64 * GPU_MEMORY_BYTES
+        self.gpus() as u64 * GPU_MEMORY_BYTES
     }
 }
 
 impl fmt::Display for MachineKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.tp == GPUS_PER_DGX {
-            write!(f, "{}", self.hardware)
-        } else {
-            write!(f, "{}:tp{}", self.hardware, self.tp)
+        write!(f, "{}", self.hardware)?;
+        if self.tp != GPUS_PER_DGX {
+            write!(f, ":tp{}", self.tp)?;
         }
+        if self.pp != 1 {
+            write!(f, ":pp{}", self.pp)?;
+        }
+        Ok(())
     }
 }
 
@@ -240,20 +253,32 @@ fn parse_count(option: &'static str, digits: &str, text: &str) -> Result<u32, Si
     })
 }
 
-/// Reads one kind such as `dgx-h100:tp4`; eight GPUs unless said.
+/// Reads one kind such as `dgx-h100:tp4` or `dgx-h100:tp4:pp2`; eight GPUs and one stage unless said.
 ///
 /// # Errors
-/// [`SimError::Config`] for `option` when the name is unknown or the size is not 1, 2, 4 or 8.
+/// [`SimError::Config`] for `option` when the name is unknown, the size is not 1, 2, 4 or 8, or there are more than
+/// [`PIPELINE_STAGES_MAX`] stages.
 pub fn parse_kind(option: &'static str, text: &str) -> Result<MachineKind, SimError> {
-    let (name, tp) = match text.split_once(':') {
-        None => (text, GPUS_PER_DGX),
+    let (rest, pp) = match text.rsplit_once(":pp") {
+        None => (text, 1),
+        Some((rest, stages)) => (rest, parse_pp(option, stages, text)?),
+    };
+    let (name, tp) = match rest.split_once(':') {
+        None => (rest, GPUS_PER_DGX),
         Some((name, size)) => (name, parse_tp(option, size, text)?),
     };
     let hardware = Hardware::ALL.into_iter().find(|hardware| hardware.name() == name).ok_or_else(|| {
-        let expected = format!("COUNTxNAME[:tpN] with NAME {}", one_of(Hardware::ALL.map(Hardware::name)));
+        let expected =
+            format!("COUNTxNAME[:tpN][:ppN] with NAME {}", one_of(Hardware::ALL.map(Hardware::name)));
         SimError::config(option, expected, quoted(text))
     })?;
-    Ok(MachineKind { hardware, tp })
+    Ok(MachineKind { hardware, tp, pp })
+}
+
+fn parse_pp(option: &'static str, stages: &str, text: &str) -> Result<u32, SimError> {
+    stages.parse().ok().filter(|stages| (1..=PIPELINE_STAGES_MAX).contains(stages)).ok_or_else(|| {
+        SimError::config(option, format!("pp1 to pp{PIPELINE_STAGES_MAX} after the last colon"), quoted(text))
+    })
 }
 
 fn parse_tp(option: &'static str, size: &str, text: &str) -> Result<u32, SimError> {
@@ -328,7 +353,7 @@ mod tests {
     use super::*;
 
     fn kind(hardware: Hardware, tp: u32) -> MachineKind {
-        MachineKind { hardware, tp }
+        MachineKind { hardware, tp, pp: 1 }
     }
 
     #[test]
@@ -402,6 +427,14 @@ mod tests {
             MachineGroup { count: 3, kind: kind(Hardware::A100, 8) },
         ];
         assert_eq!(parsed, expected);
+        let staged = parse_groups("prompt", "2xdgx-h100:tp4:pp2+dgx-a100:pp16").unwrap();
+        let of = |count, hardware, tp, pp| MachineGroup { count, kind: MachineKind { hardware, tp, pp } };
+        assert_eq!(staged, [of(2, Hardware::H100, 4, 2), of(1, Hardware::A100, 8, 16)]);
+        assert_eq!(
+            staged[0].to_string() + "+" + &staged[1].to_string(),
+            "2xdgx-h100:tp4:pp2+1xdgx-a100:pp16"
+        );
+        assert_eq!((staged[0].kind.memory_bytes(), staged[1].kind.gpus()), (8 * GPU_MEMORY_BYTES, 128));
         let written = parsed.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
         assert_eq!(parse_groups("prompt", &written).unwrap(), expected, "what is printed can be read");
     }
@@ -420,6 +453,9 @@ mod tests {
             ("dgx-h100:tp3", "tp1, tp2, tp4 or tp8"),
             ("dgx-h100:tp16", "tp1, tp2, tp4 or tp8"),
             ("dgx-h100:8", "tp1, tp2, tp4 or tp8"),
+            ("dgx-h100:pp0", "pp1 to pp16"),
+            ("dgx-h100:tp4:pp17", "pp1 to pp16"),
+            ("dgx-h100:pp2:tp4", "pp1 to pp16"),
         ] {
             let error = parse_groups("token", text).unwrap_err();
             assert!(matches!(error, SimError::Config { option: "token", .. }), "{text}");

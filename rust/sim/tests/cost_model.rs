@@ -146,7 +146,7 @@ fn knots_come_back_in_whole_nanoseconds() {
     let profile = Profile::builtin();
     for (model, tps) in [(Model::Bloom176b, &[8][..]), (Model::Llama2_70b, &[2, 4, 8])] {
         for (hardware, &tp) in Hardware::ALL.into_iter().flat_map(|hw| tps.iter().map(move |tp| (hw, tp))) {
-            let kind = MachineKind { hardware, tp };
+            let kind = MachineKind { hardware, tp, pp: 1 };
             let times = profile.find(model, kind).unwrap();
             let ns = |ms: f64| (ms * 1e6 + 0.5) as u64;
             let measured = CostModel::new(CostKind::Measured, &profile, model, kind).unwrap();
@@ -225,7 +225,7 @@ fn idle_reference() {
 
 #[test]
 fn an_unmeasured_pairing_names_both() {
-    let kind = MachineKind { hardware: Hardware::H100, tp: 4 };
+    let kind = MachineKind { hardware: Hardware::H100, tp: 4, pp: 1 };
     let error = CostModel::new(CostKind::Measured, &Profile::builtin(), Model::Bloom176b, kind).unwrap_err();
     assert!(matches!(error, SimError::Config { option: "model", .. }));
     let text = error.to_string();
@@ -250,7 +250,7 @@ fn prompts_between(count: u32, each: u32, a: u32, b: u32) -> Pass {
 fn any_machine() -> impl Strategy<Value = (Model, MachineKind)> {
     let pairs = Model::ALL.into_iter().flat_map(|model| {
         Hardware::ALL.into_iter().flat_map(move |hardware| {
-            model.measured_tp().iter().map(move |&tp| (model, MachineKind { hardware, tp }))
+            model.measured_tp().iter().map(move |&tp| (model, MachineKind { hardware, tp, pp: 1 }))
         })
     });
     prop::sample::select(pairs.collect::<Vec<_>>())

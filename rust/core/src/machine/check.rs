@@ -113,7 +113,7 @@ impl Machine {
 
     /// Every leg that computes is in one pass in flight, and the plan of each says who is in it.
     fn check_passes(&self) -> Result<(), MachineFault> {
-        let (first, count) = (self.oldest().pass, self.passes().count() as u64);
+        let (first, count) = (self.oldest_plan().pass, self.passes().count() as u64);
         ensure(count <= u64::from(self.config.pipeline_stages), || format!("{count} passes in flight"))?;
         ensure(self.passes().map(|plan| plan.pass).eq(first..first + count), || {
             format!("passes {:?} in flight", self.passes().map(|plan| plan.pass).collect::<Vec<_>>())

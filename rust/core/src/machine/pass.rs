@@ -14,7 +14,7 @@ impl Machine {
         ended: &[LegKey],
         actions: &mut Vec<MachineAction>,
     ) -> Result<Applied, EventError> {
-        if !self.is_running() || pass != self.oldest().pass {
+        if !self.is_running() || pass != self.oldest_plan().pass {
             return Err(EventError::NotRunning { pass });
         }
         if let Some(&stray) = ended.iter().find(|&&key| !self.is_in_pass(key)) {
@@ -36,7 +36,7 @@ impl Machine {
 
     /// Whether a leg is in the oldest pass.
     fn is_in_pass(&self, key: LegKey) -> bool {
-        let oldest = self.oldest();
+        let oldest = self.oldest_plan();
         self.legs.find(key).is_some_and(|slot| match self.legs.get(slot).compute() {
             Compute::Prefilling => {
                 self.config.pipeline_stages == 1 || oldest.prefills.iter().any(|item| item.slot == slot)
@@ -68,8 +68,8 @@ impl Machine {
     }
 
     fn finish_prefills(&mut self, actions: &mut Vec<MachineAction>) {
-        for index in 0..self.oldest().prefills.len() {
-            let item = self.oldest().prefills[index];
+        for index in 0..self.oldest_plan().prefills.len() {
+            let item = self.oldest_plan().prefills[index];
             let leg = self.legs.get_mut(item.slot);
             leg.generated += u32::from(item.samples);
             if leg.aborted {

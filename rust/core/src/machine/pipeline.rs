@@ -47,8 +47,8 @@ impl Machine {
         self.pipeline.older.iter().chain(self.is_running().then_some(&self.plan))
     }
 
-    /// The oldest pass in flight, or the last one.
-    pub(super) fn oldest(&self) -> &BatchPlan {
+    /// The pass that ends next: the oldest in flight, or the last one that ran.
+    pub fn oldest_plan(&self) -> &BatchPlan {
         self.pipeline.older.front().unwrap_or(&self.plan)
     }
 
