@@ -1,7 +1,6 @@
 //! Service-level objectives as a user states them, for one or several classes of traffic.
 
 use serde::{Deserialize, Serialize};
-use splitcore_sim::SimError;
 use splitcore_sim::workload::TrafficClass;
 
 /// What is limited.

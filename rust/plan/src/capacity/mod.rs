@@ -1,4 +1,11 @@
 //! The highest rate at which a cluster keeps its objectives.
+//!
+//! For each seed the rate is bracketed by doubling and then halved; what is told is the mean over seeds and its
+//! interval. A workload of a seed at another rate has the same requests closer together, so that rates differ by load
+//! and not by luck.
+
+mod bracket;
+mod search;
 
 use serde::{Deserialize, Serialize};
 use splitcore_sim::Options;
@@ -6,6 +13,7 @@ use splitcore_sim::Options;
 use crate::probe::Finding;
 use crate::slo::SloSet;
 use crate::stats::Interval;
+pub use search::CapacitySearch;
 
 /// What to search for.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -15,7 +23,7 @@ pub struct CapacitySpec {
     pub options: Options,
     /// What must hold.
     pub slo: SloSet,
-    /// Workloads drawn, at least 1: seeds `options.seed`, and on.
+    /// Workloads drawn, at least 1: seeds `options.seed`, and on. A file that is replayed as it is counts once.
     pub seeds: u32,
     /// Relative width at which the bisection ends.
     pub resolution: f64,
@@ -30,8 +38,8 @@ pub struct SeedCapacity {
     pub seed: u64,
     /// The highest rate found to hold; 0 if none did.
     pub max_rate: f64,
-    /// The lowest rate above it found not to hold.
-    pub failing_rate: f64,
+    /// The lowest rate above it found not to hold; null if every rate tried did.
+    pub failing_rate: Option<f64>,
     /// What was not met there.
     pub failing: Vec<Finding>,
 }
@@ -58,6 +66,8 @@ pub struct Capacity {
     pub ci: Option<Interval>,
     /// What fails just above, most seeds first.
     pub failing: Vec<Failing>,
+    /// GPUs of the cluster.
+    pub gpus: u64,
     /// `max_rate` for each GPU: goodput, for objectives that are an attainment.
     pub max_rate_per_gpu: f64,
     /// Seed by seed.
