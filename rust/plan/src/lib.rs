@@ -12,6 +12,7 @@ mod cache;
 pub mod capacity;
 mod drive;
 mod judge;
+pub mod placement;
 mod probe;
 pub mod provision;
 mod search;

@@ -16,6 +16,9 @@ pub struct Options {
     pub mixed: Option<String>,
     /// Machines of an unsplit cluster; excludes the other three.
     pub unsplit: Option<String>,
+    /// `prefill` or `decode`: one phase of an unsplit cluster alone. Of prefill, requests end with their first token; of
+    /// decode, they arrive with their KV and first token where they are placed.
+    pub only: Option<String>,
     /// `bloom-176b` or `llama2-70b`.
     pub model: String,
     /// `azure-conv`, `azure-code` or a file.
@@ -86,6 +89,7 @@ impl Default for Options {
             token: None,
             mixed: None,
             unsplit: None,
+            only: None,
             model: "bloom-176b".into(),
             trace: "azure-conv".into(),
             classes: Vec::new(),
