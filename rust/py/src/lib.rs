@@ -11,6 +11,7 @@ mod errors;
 mod events;
 mod machine;
 mod placement;
+mod plan;
 mod simulate;
 mod swarm;
 
@@ -30,6 +31,8 @@ mod _native {
     use crate::machine::Machine;
     #[pymodule_export]
     use crate::placement::{Leg, PlacedMany, Placement, Polled, Recovery, Why};
+    #[pymodule_export]
+    use crate::plan::{Cache, Search, capacity, judge, provision, slo_set};
     #[pymodule_export]
     use crate::simulate::{Report, profile_fit, simulate};
     #[pymodule_export]
