@@ -1,6 +1,5 @@
 """The ``splitcore`` command."""
 
-import json
 import sys
 from functools import partial
 from pathlib import Path
@@ -9,9 +8,9 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 import splitcore
-from splitcore import plots, tables
+from splitcore import plan_cli, plots, tables
 from splitcore.options import Machines, Pools, Rules, Workload, option, takes
-from splitcore.outputs import Outputs
+from splitcore.outputs import STDOUT, Outputs, dump
 from splitcore.progress import Bar
 from splitcore.units import OptionError
 
@@ -27,15 +26,21 @@ app = typer.Typer(
 profile_app = typer.Typer(help="Cost profiles.", no_args_is_help=True)
 app.add_typer(profile_app, name="profile")
 
-_STDOUT = Path("-")
 # Native names of options that the command line does not spell with dashes for underscores.
 _OPTION_NAMES = {
+    "cost_per_hour": "cost-limit",
+    "designs": "design",
     "duration_s": "duration",
     "from_seed": "from",
+    "machine_types": "machines",
     "message_delay_s": "message-delay",
+    "power_w": "power-limit",
+    "rack_units": "space-limit",
+    "rate_rps": "rate",
     "requests": "requests-limit",
     "slo_ttft_s": "slo-ttft",
     "slo_tbt_s": "slo-tbt",
+    "step_rps": "step",
 }
 
 
@@ -47,8 +52,8 @@ def main() -> None:
     try:
         sys.exit(app(prog_name="splitcore", standalone_mode=False))
     except splitcore.ConfigError as error:
-        option = _OPTION_NAMES.get(error.option, error.option.replace("_", "-"))
-        _fail(f"--{option}: expected {error.expected}, got {error.got}")
+        name = _OPTION_NAMES.get(error.option, error.option.replace("_", "-"))
+        _fail(f"--{name}: expected {error.expected}, got {error.got}")
     except typer.TyperException as error:
         # Without a message, help has been printed.
         _fail(error.format_message())
@@ -95,25 +100,23 @@ def simulate(
     """Simulate a workload and tell its latencies, SLOs and load."""
     outputs = Outputs()
     plots.check(plot_path)
-    if json_path != _STDOUT:
-        outputs.add("json", json_path, lambda path: path.write_text(f"{_json(report)}\n", encoding="utf-8"))
+    if json_path != STDOUT:
+        outputs.add("json", json_path, lambda path: path.write_text(f"{dump(report.summary)}\n", encoding="utf-8"))
     outputs.add("requests", requests_path, lambda path: report.write_requests_csv(path))
-    outputs.add("plot", plot_path, lambda path: plots.save({f"{run['model']}, {report.summary['policy']}": report}, path))
+    outputs.add(
+        "plot", plot_path, lambda path: plots.save({f"{run['model']}, {report.summary['policy']}": report}, path)
+    )
     with Bar("simulating") as bar:
         report = splitcore.simulate(**run, progress=bar.update)
     outputs.write()
-    if json_path == _STDOUT:
-        typer.echo(_json(report))
+    if json_path == STDOUT:
+        typer.echo(dump(report.summary))
     else:
         tables.console().print(tables.run(report.summary))
 
 
-def _json(report: splitcore.Report) -> str:
-    return _dump(report.summary)
-
-
-def _dump(summary: object) -> str:
-    return json.dumps(summary, indent=2, allow_nan=False)
+app.command()(plan_cli.capacity)
+app.command()(plan_cli.plan)
 
 
 @app.command()
@@ -131,13 +134,13 @@ def swarm(
     Exit status 1 when a seed failed.
     """
     outputs = Outputs()
-    if json_path != _STDOUT:
-        outputs.add("json", json_path, lambda path: path.write_text(f"{_dump(summary)}\n", encoding="utf-8"))
+    if json_path != STDOUT:
+        outputs.add("json", json_path, lambda path: path.write_text(f"{dump(summary)}\n", encoding="utf-8"))
     with Bar("swarm", unit="seeds") as bar:
         summary = splitcore.swarm(seeds=seeds, from_seed=from_seed, jobs=jobs, progress=bar.update)
     outputs.write()
-    if json_path == _STDOUT:
-        typer.echo(_dump(summary))
+    if json_path == STDOUT:
+        typer.echo(dump(summary))
     else:
         tables.console().print(tables.swarm(summary))
     if summary["failed"]:

@@ -44,9 +44,9 @@ class Pools:
 class Machines:
     """What machines are like."""
 
-    machines: Annotated[
-        Path | None, _machines("FILE.toml", "Machine types of your own, beside the built-in ones.")
-    ] = None
+    machines: Annotated[Path | None, _machines("FILE.toml", "Machine types of your own, beside the built-in ones.")] = (
+        None
+    )
     link_bandwidth: Annotated[str | None, _machines("RATE", "Of every machine, as 200GiB/s.")] = None
     contention: Annotated[_Switch, _machines("on|off", "Transfers share the links.")] = "on"
     kv_limit: Annotated[_Switch, _machines("on|off", "Memory bounds the KV cache.")] = "on"
@@ -78,9 +78,7 @@ class Rules:
     admission: Annotated[str, _rules("NAME", "By bounds; or by limits, early or predicted.")] = "bounds"
     recovery_headroom: Annotated[float, _rules("SHARE", "Left free for work that comes back after faults.")] = 0.0
     split_from: Annotated[int, _rules("TOKENS", "Shorter prompts are not split.")] = 0
-    policy: Annotated[
-        str | None, _rules("NAME", "splitwise, jsq, least-requests, round-robin or power-of-two.")
-    ] = None
+    policy: Annotated[str | None, _rules("NAME", "splitwise, jsq, least-requests, round-robin or power-of-two.")] = None
     costs: Annotated[str, _rules("NAME", "measured or splitwise-sim.")] = "measured"
     profile: Annotated[str | None, _rules("FILE.toml", "Costs from 'splitcore profile fit'.")] = None
     transfer: Annotated[str, _rules("NAME", "auto, serialized or layer-wise.")] = "auto"

@@ -16,7 +16,6 @@ from splitcore.plan_schema import (
     Plan,
     Probe,
     RunOptions,
-    SloSet,
     Verdict,
 )
 
@@ -63,7 +62,11 @@ def _known(function: str, options: Mapping[str, object], names: frozenset[str]) 
 
 
 def capacity_spec(
-    *, slo: str = "splitwise", seeds: int = 5, resolution: float = 0.01, step: float | None = None,
+    *,
+    slo: str = "splitwise",
+    seeds: int = 5,
+    resolution: float = 0.01,
+    step: float | None = None,
     **run: Unpack[ClusterOptions],
 ) -> dict[str, Any]:
     """Make the specification of a search for the highest rate; arguments are those of `capacity`."""

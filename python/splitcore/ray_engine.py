@@ -5,7 +5,7 @@ be readable under the same path on every node. The answer is the one that thread
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -51,30 +51,34 @@ class Ray:
         search = _native.Search.capacity(spec) if kind == "capacity" else _native.Search.provision(spec)
         with _connected():
             while asked := search.ask():
-                done, expected = search.progress()
-                search.tell(self._round(asked, cache, lambda more: progress and progress(done + more, expected)))
+                search.tell(self._round(asked, cache, progress, *search.progress()))
         return search.found()
 
     def judge(self, probes: Sequence[Probe], progress: Progress | None) -> list[Verdict]:
         """Judge probes; the verdicts are in their order."""
         with _connected():
-            return self._round(probes, None, lambda done: progress and progress(done, len(probes)))
+            return self._round(probes, None, progress, 0, len(probes))
 
     def _round(
-        self, probes: Sequence[Probe], cache: _native.Cache | None, told: Callable[[int], object]
+        self,
+        probes: Sequence[Probe],
+        cache: _native.Cache | None,
+        progress: Progress | None,
+        done: int,
+        expected: int,
     ) -> list[Verdict]:
-        """Judge what the cache does not know; `told` hears how many are done."""
+        """Judge what the cache does not know; `done` runs were made before."""
         known = [None if cache is None else cache.get(probe) for probe in probes]
         missing = [index for index, verdict in enumerate(known) if verdict is None]
-        done = len(probes) - len(missing)
-        told(done)
+        done += len(probes) - len(missing)
         for batch, verdicts in self._batches(probes, missing):
             for index, verdict in zip(batch, verdicts, strict=True):
                 known[index] = verdict
                 if cache is not None:
                     cache.put(probes[index], verdict)
             done += len(batch)
-            told(done)
+            if progress is not None:
+                progress(done, expected)
         return [verdict for verdict in known if verdict is not None]
 
     def _batches(self, probes: Sequence[Probe], indices: Sequence[int]) -> Iterator[tuple[list[int], list[Verdict]]]:
