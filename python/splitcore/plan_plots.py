@@ -105,7 +105,7 @@ def _label(candidate: Candidate) -> str:
 def _pools(candidate: Candidate) -> str:
     if candidate["token"]:
         return f"{candidate['prompt']}P + {candidate['token']}T"
-    return f"{candidate['prompt']}"
+    return f"x {candidate['prompt']}"
 
 
 def save_all(found: Plan, spec: Mapping[str, Any], curves: Mapping[str, list[Load]], folder: Path) -> None:
@@ -204,7 +204,7 @@ def _value(finding: Finding) -> float:
 
 def _limits(ax: Axes, objective: Finding, curves: Mapping[str, Sequence[Load]], at: int) -> None:
     """Draw the limit, and choose an axis on which both it and the curves can be read."""
-    from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
+    from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
 
     limit = objective["limit"]
     ax.axhline(limit, color=LIMIT, linestyle="--", linewidth=2)
@@ -226,7 +226,8 @@ def _limits(ax: Axes, objective: Finding, curves: Mapping[str, Sequence[Load]], 
         ax.set_yscale("log")
         # Far past the limit there is nothing to learn but that it is far.
         ax.set_ylim(low / 1.15, min(high * 1.15, limit * 20))
-        ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high < 100 * low else (1.0,)))
+        narrow, subs = high < 8 * low, (1.0, 2.0, 5.0) if high < 100 * low else (1.0,)
+        ax.yaxis.set_major_locator(MaxNLocator(5) if narrow else LogLocator(subs=subs))
         ax.yaxis.set_minor_locator(NullLocator())
         ax.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
         ax.set_ylabel("ratio to an idle DGX-A100" if metric.endswith("slowdown") else _METRICS.get(metric, metric))
@@ -257,12 +258,12 @@ def feasibility(found: Plan, spec: Mapping[str, Any]) -> Figure:
     drawn = [design for design in spec["designs"] if any(_is_of(cell["candidate"], design) for cell in found["map"])]
     split = [design for design in drawn if design["unsplit"] is None]
     unsplit = [design for design in drawn if design["unsplit"] is not None]
-    columns = max(1, min(_PANELS_A_ROW, len(split)))
+    columns = {1: 1, 2: 2, 4: 2}.get(len(split), _PANELS_A_ROW) if split else 1
     rows = -(-len(split) // columns)
     # Room for the legend's row, for the maps, and for a strip of each unsplit design.
     heights = [4.6] * rows + [1.25] * len(unsplit)
     with rc_context(_FONTS):
-        fig = _figure(max(5.4 * columns, 9.0), 1.0 + sum(heights))
+        fig = _figure(max(5.4 * columns, 7.0), 1.2 + sum(heights))
         grid = fig.add_gridspec(len(heights), columns, height_ratios=heights)
         for at, design in enumerate(split):
             _map(fig.add_subplot(grid[at // columns, at % columns]), found, design, spec["machines_step"])
@@ -276,7 +277,7 @@ def feasibility(found: Plan, spec: Mapping[str, Any]) -> Figure:
             Line2D([], [], color=_FRONTIER, marker="s", fillstyle="none", linestyle="", label="frontier"),
             _star([], []),
         ]
-        fig.legend(handles=handles, loc="outside upper center", ncols=3, frameon=False, fontsize=12)
+        fig.legend(handles=handles, loc="outside upper center", ncols=min(columns + 1, 3), frameon=False, fontsize=12)
         return fig
 
 
@@ -319,7 +320,7 @@ def _strip(ax: Axes, found: Plan, design: Design, step: int) -> None:
     cells = [cell for cell in found["map"] if _is_of(cell["candidate"], design)]
     _cells(ax, cells, step, lambda _: 0)
     best = _marks(ax, found, design, step, lambda _: 0)
-    ax.set_title(design["name"] + (f": {best}" if best else ""))
+    ax.set_title(design["name"] + (f" {best}" if best else ""))
     ax.set_xlabel(f"machines ({design['unsplit']})")
     ax.set_yticks([])
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -357,7 +358,7 @@ def _marks(ax: Axes, found: Plan, design: Design, step: int, row: Callable[[Cand
     if own is None:
         return ""
     total = own["total"]
-    return f"{_pools(own)}: {total['cost_per_hour']:,.0f} $/h, {total['power_w'] / 1000:,.0f} kW"
+    return f"{_pools(own)}, {total['cost_per_hour']:,.0f} $/h, {total['power_w'] / 1000:,.0f} kW"
 
 
 def bars(found: Plan) -> Figure:

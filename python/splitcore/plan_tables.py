@@ -23,7 +23,7 @@ def pools(candidate: Candidate) -> str:
     Returns:
         The name.
     """
-    return f"{candidate['prompt']}P + {candidate['token']}T" if candidate["token"] else f"{candidate['prompt']}"
+    return f"{candidate['prompt']}P + {candidate['token']}T" if candidate["token"] else f"x {candidate['prompt']}"
 
 
 def capacity(found: Capacity) -> RenderableType:
@@ -86,7 +86,7 @@ def _chosen(best: Chosen, rate: float | None) -> Iterable[RenderableType]:
 def _designs(found: Plan) -> Table:
     """Draw the best of each design; which design has none is told by what is left out."""
     rates = found["design_rates"]
-    table = ruled("best of each design", *(["rate"] if rates else []), "machines", "cost", "power", "space")
+    table = ruled("best by design", *(["rate"] if rates else []), "machines", "cost", "power", "space")
     for at, candidate in enumerate(found["designs"]):
         if candidate is not None:
             rate = rates[at] if rates else None
@@ -98,7 +98,7 @@ def _designs(found: Plan) -> Table:
 
 
 def _frontier(frontier: Sequence[Candidate]) -> Table:
-    table = ruled("frontier: less of one is more of another", "machines", "cost", "power", "space")
+    table = ruled("frontier", "machines", "cost", "power", "space")
     for candidate in frontier[:_FRONTIER_SHOWN]:
         table.add_row(candidate["design"], pools(candidate), *_price(candidate))
     if len(frontier) > _FRONTIER_SHOWN:
