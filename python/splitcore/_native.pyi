@@ -1,13 +1,13 @@
 """The compiled scheduler core. Import these names from `splitcore`."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from typing import Any, Literal, Self, final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from splitcore.plan_schema import Capacity, Plan, Probe, SloSet, Verdict
+from splitcore.plan_schema import Capacity, Plan, Price, Probe, SloSet, Verdict
 from splitcore.schema import CostTable, Summary, SwarmSummary
 
 __all__ = [
@@ -35,6 +35,8 @@ __all__ = [
     "Why",
     "capacity",
     "judge",
+    "machine_price",
+    "machine_types",
     "profile_fit",
     "provision",
     "simulate",
@@ -988,4 +990,30 @@ def slo_set(name_or_path: str) -> SloSet:
     Raises:
         ConfigError: If there is no such set.
         InputError: If the file is malformed; it names line and field.
+    """
+
+def machine_types(path: str | PathLike[str]) -> list[dict[str, Any]]:
+    """Read a file of machine types.
+
+    Args:
+        path: A TOML file, with a table ``[machine.NAME]`` for each.
+
+    Returns:
+        They, as plain data: the ``machine_types`` of a run.
+
+    Raises:
+        InputError: If the file is malformed; it names line and field.
+        SplitcoreError: If it cannot be read.
+    """
+
+def machine_price(machine: str, prices: str, machine_types: Sequence[Mapping[str, Any]]) -> Price:
+    """Tell what a machine takes.
+
+    Args:
+        machine: As ``"dgx-a100:tp4"``.
+        prices: The name of a price table, for what the machine's own type does not say.
+        machine_types: The user's, beside the built-in ones.
+
+    Raises:
+        ConfigError: If there is no such machine or table, or its price is not known.
     """

@@ -9,6 +9,7 @@ mod clock;
 mod cluster;
 mod errors;
 mod events;
+mod hardware;
 mod machine;
 mod placement;
 mod plan;
@@ -27,6 +28,8 @@ mod _native {
     };
     #[pymodule_export]
     use crate::events::{Handled, Snapshot};
+    #[pymodule_export]
+    use crate::hardware::{machine_price, machine_types};
     #[pymodule_export]
     use crate::machine::Machine;
     #[pymodule_export]

@@ -281,7 +281,9 @@ impl Search {
         });
         match told {
             (asked, given) if asked == given => Ok(()),
-            (asked, given) => Err(SplitcoreError::new_err(format!("{asked} probes were asked for, {given} verdicts told"))),
+            (asked, given) => {
+                Err(SplitcoreError::new_err(format!("{asked} probes were asked for, {given} verdicts told")))
+            }
         }
     }
 
