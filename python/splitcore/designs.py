@@ -43,7 +43,7 @@ def design(text: str, prices: str, machine_types: Sequence[Mapping[str, Any]]) -
     preset = next((known for known in PRESETS if lower in (known, known.removeprefix("splitwise-"))), None)
     pools = PRESETS[preset] if preset else _pools(name)
     if set(pools) not in ({"unsplit"}, {"prompt", "token"}):
-        raise wrong("design", "unsplit=NAME alone, or both prompt=NAME and token=NAME", text)
+        raise wrong("designs", "unsplit=NAME alone, or both prompt=NAME and token=NAME", text)
 
     def price(pool: str) -> Price:
         return _native.machine_price(pools[pool], prices, machine_types)
@@ -64,7 +64,7 @@ def _pools(text: str) -> dict[str, str]:
     for part in text.split(","):
         pool, equals, machine = (word.strip() for word in part.partition("="))
         if pool not in _POOLS or not equals or not machine or pool in pools:
-            raise wrong("design", _FORM, text)
+            raise wrong("designs", _FORM, text)
         pools[pool] = machine
     return pools
 

@@ -27,10 +27,10 @@ pub(crate) fn machine_price<'py>(
     let types: Vec<MachineType> = depythonize(machine_types)?;
     let price = || {
         let table = PriceTable::named(prices)?;
-        let kind = parse_kind("design", machine, &Catalogue::new(&types)?)?;
+        let kind = parse_kind("designs", machine, &Catalogue::new(&types)?)?;
         table.of_kind(&kind).ok_or_else(|| {
             let expected = "a machine whose cost, power and space the price table or its own type has";
-            SimError::config("design", expected, machine)
+            SimError::config("designs", expected, machine)
         })
     };
     Ok(pythonize(py, &price().map_err(|error| errors::sim(py, error))?)?)

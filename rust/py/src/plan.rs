@@ -48,7 +48,7 @@ impl Kind {
 fn part<T: DeserializeOwned>(spec: &Bound<'_, PyDict>, name: &str, expected: &str) -> PyResult<T> {
     let py = spec.py();
     let value = spec.get_item(name)?.unwrap_or_else(|| py.None().into_bound(py));
-    depythonize(&value).map_err(|_| errors::config(py, name, expected, &value))
+    depythonize(&value).map_err(|_| errors::config(py, name.trim_end_matches("_rps"), expected, &value))
 }
 
 /// As [`part`], of what is made of several; the error says what is wrong in it.
@@ -302,6 +302,6 @@ impl Search {
 /// Read a set of objectives: a built-in one by its name, or a file.
 #[pyfunction]
 pub(crate) fn slo_set(py: Python<'_>, name_or_path: String) -> PyResult<Bound<'_, PyAny>> {
-    let set = py.detach(|| splitcore_plan::slo::SloSet::read(&name_or_path));
+    let set = py.detach(|| splitcore_plan::slo::SloSet::parse(&name_or_path));
     Ok(pythonize(py, &set.map_err(|error| errors::sim(py, error))?)?)
 }
