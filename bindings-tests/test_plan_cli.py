@@ -183,7 +183,8 @@ INTERRUPTED = """
 
 
 @pytest.mark.parametrize("arguments", [ONE, SIZES], ids=["capacity", "plan"])
-def test_ctrl_c_ends_a_search_with_130_and_writes_nothing(cli, tmp_path, arguments):
+def test_ctrl_c_ends_a_search_with_130_and_writes_nothing(tmp_path, arguments):
+    (tmp_path / "lax.toml").write_text(LAX)
     command = [sys.executable, "-c", textwrap.dedent(INTERRUPTED), *arguments, "--json", "found.json"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=50, check=False)
     assert done.returncode == 128 + signal.SIGINT
