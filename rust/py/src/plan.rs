@@ -1,6 +1,6 @@
 //! The planner: searches driven on the cores of this machine, and their parts for who drives them elsewhere.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Mutex, PoisonError};
@@ -13,7 +13,7 @@ use pythonize::{depythonize, pythonize};
 use serde::de::DeserializeOwned;
 use splitcore_plan::capacity::{CapacitySearch, CapacitySpec};
 use splitcore_plan::provision::{ProvisionSearch, ProvisionSpec};
-use splitcore_plan::{Drive, Probe, Progress, Search as _, Verdict};
+use splitcore_plan::{Drive, Probe, Progress, Verdict};
 use splitcore_sim::{Options, SimError};
 
 use crate::errors::{self, SplitcoreError};
