@@ -194,11 +194,17 @@ def test_the_whole_map_finds_the_same_best(plan, slo):
 def test_a_limit_that_leaves_nothing_is_told(slo):
     found = splitcore.plan(**SIZES, slo=slo, cost_limit=1.0)
     assert found["best"] is None
-    (binding,) = found["binding"]
-    assert set(binding) == keys(plan_schema.Binding)
+    assert all(set(binding) == keys(plan_schema.Binding) for binding in found["binding"])
+    assert all("\n" not in binding["text"] for binding in found["binding"])
+    binding = found["binding"][0]
     assert (binding["constraint"], binding["limit"]) == ("cost_per_hour", 1.0)
-    assert binding["needed"] > 1.0
-    assert "\n" not in binding["text"]
+    assert binding["needed"] == 38.0
+
+
+def test_objectives_that_no_size_keeps_are_told(slo):
+    found = splitcore.plan(**SIZES | {"rate": 400.0}, slo=slo)
+    assert found["best"] is None
+    assert "slo" in [binding["constraint"] for binding in found["binding"]]
 
 
 def test_the_most_for_a_budget(slo):
@@ -240,7 +246,7 @@ def test_machine_types_of_ones_own_run_and_have_their_price(slo, tmp_path):
     assert own["ttft_s"]["p50"] < built_in["ttft_s"]["p50"]
     sizes = SIZES | {"designs": ["unsplit=my-box", "unsplit=dgx-a100"], "rate": 2.0}
     found = splitcore.plan(**sizes, slo=slo, machines=str(path))
-    assert found["best"]["candidate"]["design"] == "unsplit=my-box"
+    assert found["best"]["candidate"]["design"] == "my-box"
     assert found["best"]["candidate"]["total"]["cost_per_hour"] == 5.0 * found["best"]["candidate"]["prompt"]
 
 

@@ -2,6 +2,10 @@
 
 import importlib.util
 import json
+import os
+import secrets
+import subprocess
+import sys
 
 import pytest
 
@@ -22,9 +26,15 @@ def slo(tmp_path_factory):
 def cluster():
     import ray
 
-    ray.init(num_cpus=2, include_dashboard=False, _node_ip_address="127.0.0.1", log_to_driver=False)
-    yield ray
-    ray.shutdown()
+    with pytest.MonkeyPatch.context() as patch:
+        # A token of its own is not kept in the home folder, and nobody is told of the tests.
+        patch.setenv("RAY_AUTH_MODE", "token")
+        patch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        local = {"include_dashboard": False, "_node_ip_address": "127.0.0.1"}
+        ray.init(address="local", num_cpus=2, log_to_driver=False, **local)
+        yield ray
+        ray.shutdown()
 
 
 def text(answer):
@@ -46,6 +56,15 @@ def test_ray_finds_what_threads_find_byte_for_byte(cluster, slo, tmp_path):
     sizes = {"designs": ["unsplit=dgx-h100"], "rate": 4.0, "machines_max": 3, "duration_s": 20.0, "seeds": 2}
     plans = [splitcore.plan(**sizes, slo=slo, resolution=0.1, engine=name) for name in engines.ENGINES]
     assert text(plans[0]) == text(plans[1])
+
+
+def test_the_command_joins_a_cluster_that_runs(cluster, slo, tmp_path):
+    command = [sys.executable, "-m", "splitcore.cli", "capacity", "--unsplit", "1xdgx-h100", "--duration", "20"]
+    command += ["--seeds", "2", "--resolution", "0.1", "--slo", slo, "--engine", "ray", "--json", "-"]
+    env = os.environ | {"RAY_ADDRESS": cluster.get_runtime_context().gcs_address}
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=55, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == splitcore.capacity(**OPTIONS, slo=slo)
 
 
 def test_loads_are_judged_in_their_order(cluster, slo):

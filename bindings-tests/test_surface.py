@@ -16,6 +16,7 @@ WRAPPED = dict.fromkeys(("capacity", "simulate"), "takes the options as keyword 
 INNER = {
     "Cache": "opened by path",
     "Search": "driven by engines",
+    "design_presets": "`splitcore.designs.PRESETS`",
     "judge": "called by engines",
     "machine_price": "looked up for designs",
     "machine_types": "read for `machines`",

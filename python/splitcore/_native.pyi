@@ -34,6 +34,7 @@ __all__ = [
     "UnknownIdError",
     "Why",
     "capacity",
+    "design_presets",
     "judge",
     "machine_price",
     "machine_types",
@@ -980,6 +981,9 @@ def provision(
         InputError: If a line of a file is bad.
         SplitcoreError: If the cache cannot be written.
     """
+
+def design_presets() -> list[dict[str, str | None]]:
+    """List the designs that have a name, with what they are about and their machines by pool."""
 
 def slo_set(name_or_path: str) -> SloSet:
     """Read a set of objectives.

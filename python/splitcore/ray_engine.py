@@ -5,6 +5,7 @@ be readable under the same path on every node. The answer is the one that thread
 """
 
 import logging
+import os
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -127,7 +128,15 @@ def _connected() -> Iterator[None]:
     if ray.is_initialized():
         yield
         return
-    ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    try:
+        ray.init(address="auto", **quiet)
+    except ConnectionError:
+        # One that is named and does not answer is not to be taken for none.
+        if os.environ.get("RAY_ADDRESS"):
+            raise
+        # Nobody else needs to reach it.
+        ray.init(address="local", include_dashboard=False, _node_ip_address="127.0.0.1", **quiet)
     try:
         yield
     finally:

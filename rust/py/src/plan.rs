@@ -305,3 +305,9 @@ pub(crate) fn slo_set(py: Python<'_>, name_or_path: String) -> PyResult<Bound<'_
     let set = py.detach(|| splitcore_plan::slo::SloSet::parse(&name_or_path));
     Ok(pythonize(py, &set.map_err(|error| errors::sim(py, error))?)?)
 }
+
+/// The designs that have a name.
+#[pyfunction]
+pub(crate) fn design_presets(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
+    Ok(pythonize(py, splitcore_plan::designs::presets())?)
+}
