@@ -1,15 +1,17 @@
 """The compiled scheduler core. Import these names from `splitcore`."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from typing import Any, Literal, Self, final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from splitcore.plan_schema import Capacity, Plan, Price, Probe, SloSet, Verdict
 from splitcore.schema import CostTable, Summary, SwarmSummary
 
 __all__ = [
+    "Cache",
     "Cluster",
     "ConfigError",
     "DuplicateMachineError",
@@ -25,13 +27,21 @@ __all__ = [
     "Recovery",
     "RejectedError",
     "Report",
+    "Search",
     "SimulationStuckError",
     "Snapshot",
     "SplitcoreError",
     "UnknownIdError",
     "Why",
+    "capacity",
+    "design_presets",
+    "judge",
+    "machine_price",
+    "machine_types",
     "profile_fit",
+    "provision",
     "simulate",
+    "slo_set",
     "swarm",
 ]
 
@@ -843,4 +853,174 @@ def swarm(
 
     Raises:
         ConfigError: If an argument is out of range.
+    """
+
+@final
+class Cache:
+    """Verdicts kept in a file, so that a search that was interrupted goes on and a wider one reuses what is known."""
+
+    def __new__(cls, path: str | PathLike[str]) -> Self:
+        """Open or begin a file.
+
+        Args:
+            path: The file.
+
+        Raises:
+            SplitcoreError: If it cannot be read or written, or is no cache.
+        """
+
+    def get(self, probe: Probe) -> Verdict | None:
+        """Look a probe's verdict up.
+
+        Args:
+            probe: It.
+
+        Raises:
+            ConfigError: If the probe cannot be read.
+        """
+
+    def put(self, probe: Probe, verdict: Verdict) -> None:
+        """Keep a probe's verdict; it is in the file when this returns.
+
+        Args:
+            probe: It.
+            verdict: Of `judge`.
+
+        Raises:
+            ConfigError: If the probe cannot be read.
+            SplitcoreError: If the file cannot be written.
+        """
+
+@final
+class Search:
+    """A search whose probes are made elsewhere: `ask`, `judge` each probe anywhere, `tell`, until nothing is asked.
+
+    Its answer hangs on the verdicts alone, so it is the same on any number of threads and machines.
+    """
+
+    @staticmethod
+    def capacity(spec: dict[str, Any]) -> Search:
+        """Begin a search for the highest rate of a cluster.
+
+        Args:
+            spec: As `splitcore.planning.capacity_spec` makes it.
+
+        Raises:
+            ConfigError: If an option is out of range; it names the option.
+        """
+
+    @staticmethod
+    def provision(spec: dict[str, Any]) -> Search:
+        """Begin a search for the best cluster.
+
+        Args:
+            spec: As `splitcore.planning.plan_spec` makes it.
+
+        Raises:
+            ConfigError: If an option is out of range; it names the option.
+        """
+
+    def ask(self) -> list[Probe]:
+        """Ask what to judge next: the same probes until they are told, and none when the search is over."""
+
+    def tell(self, verdicts: list[Verdict]) -> None:
+        """Tell what came of all probes asked for.
+
+        Args:
+            verdicts: In the order of the probes.
+
+        Raises:
+            SplitcoreError: If there are more or fewer than were asked for.
+        """
+
+    def progress(self) -> tuple[int, int]:
+        """Count the probes judged, and those there will be as far as can be told."""
+
+    def found(self) -> dict[str, Any]:
+        """Tell what has been found: the answer once nothing more is asked."""
+
+def judge(probe: Probe) -> Verdict:
+    """Simulate a probe and hold it against its objectives; the verdict is the same on every machine.
+
+    Args:
+        probe: From `Search.ask`.
+
+    Raises:
+        ConfigError: If an option is out of range; it names the option.
+        InputError: If a line of a file is bad.
+        SimulationStuckError: If events go on but no request ends.
+    """
+
+def capacity(
+    spec: dict[str, Any], jobs: int | None, cache: Cache | None, progress: Callable[[int, int], object] | None
+) -> Capacity:
+    """Find the highest rate at which a cluster keeps its objectives; `splitcore.capacity` documents the options.
+
+    Args:
+        spec: What to search for.
+        jobs: Runs made at a time; None is one for each processor.
+        cache: Where verdicts are kept.
+        progress: Called now and then with the runs made and those there will be.
+
+    Raises:
+        ConfigError: If an option is out of range; it names the option.
+        InputError: If a line of a file is bad.
+        SplitcoreError: If the cache cannot be written.
+    """
+
+def provision(
+    spec: dict[str, Any], jobs: int | None, cache: Cache | None, progress: Callable[[int, int], object] | None
+) -> Plan:
+    """Find the best cluster of several designs; `splitcore.plan` documents the options.
+
+    Args:
+        spec: What to search for.
+        jobs: Runs made at a time; None is one for each processor.
+        cache: Where verdicts are kept.
+        progress: Called now and then with the runs made and those there will be.
+
+    Raises:
+        ConfigError: If an option is out of range; it names the option.
+        InputError: If a line of a file is bad.
+        SplitcoreError: If the cache cannot be written.
+    """
+
+def design_presets() -> list[dict[str, str | None]]:
+    """List the designs that have a name, with what they are about and their machines by pool."""
+
+def slo_set(name_or_path: str) -> SloSet:
+    """Read a set of objectives.
+
+    Args:
+        name_or_path: The name of a built-in set, or a TOML file.
+
+    Raises:
+        ConfigError: If there is no such set.
+        InputError: If the file is malformed; it names line and field.
+    """
+
+def machine_types(path: str | PathLike[str]) -> list[dict[str, Any]]:
+    """Read a file of machine types.
+
+    Args:
+        path: A TOML file, with a table ``[machine.NAME]`` for each.
+
+    Returns:
+        They, as plain data: the ``machine_types`` of a run.
+
+    Raises:
+        InputError: If the file is malformed; it names line and field.
+        SplitcoreError: If it cannot be read.
+    """
+
+def machine_price(machine: str, prices: str, machine_types: Sequence[Mapping[str, Any]]) -> Price:
+    """Tell what a machine takes.
+
+    Args:
+        machine: As ``"dgx-a100:tp4"``.
+        prices: The name of a price table, for what the machine's own type does not say.
+        machine_types: The user's, beside the built-in ones.
+
+    Raises:
+        ConfigError: If there is no such machine or table, or its price is not known.
     """

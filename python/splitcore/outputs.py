@@ -1,12 +1,28 @@
 """Writes the files of a run: all of them or none."""
 
+import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 from splitcore.units import OptionError
 
-__all__ = ["Outputs"]
+__all__ = ["STDOUT", "Outputs", "dump"]
+
+STDOUT = Path("-")
+
+
+def dump(value: object) -> str:
+    """Write a value as JSON, for people too.
+
+    Args:
+        value: Plain data.
+
+    Returns:
+        The text, without a line end.
+    """
+    return json.dumps(value, indent=2, allow_nan=False)
 
 
 class Outputs:
@@ -19,6 +35,7 @@ class Outputs:
     def __init__(self) -> None:
         """Start with no files."""
         self._writers: dict[Path, Callable[[Path], object]] = {}
+        self._folders: set[Path] = set()
 
     def add(self, option: str, path: Path | None, writer: Callable[[Path], object]) -> None:
         """Register a file.
@@ -47,16 +64,57 @@ class Outputs:
             raise OptionError(option, "a file that can be written", f"{path} ({error.strerror})") from None
         self._writers[path] = writer
 
+    def add_folder(self, option: str, path: Path | None, writer: Callable[[Path], object]) -> None:
+        """Register a folder of files; it is made unless it is there, and what else it holds stays.
+
+        Args:
+            option: The option that names it, without dashes.
+            path: Where it goes; None is ignored.
+            writer: Called with an empty folder to write to.
+
+        Raises:
+            OptionError: If the folder cannot be put there, or another option names it.
+        """
+        if path is None:
+            return
+        if not path.parent.is_dir():
+            raise OptionError(option, "a folder in an existing folder", str(path))
+        if path.exists() and not path.is_dir():
+            raise OptionError(option, "a folder", str(path))
+        if path in self._writers:
+            raise OptionError(option, "a folder of its own", str(path))
+        try:
+            _draft(path).mkdir()
+            _draft(path).rmdir()
+        except OSError as error:
+            raise OptionError(option, "a folder that can be written", f"{path} ({error.strerror})") from None
+        self._writers[path] = writer
+        self._folders.add(path)
+
     def write(self) -> None:
         """Write all files."""
         try:
             for path, writer in self._writers.items():
+                if path in self._folders:
+                    _draft(path).mkdir()
                 writer(_draft(path))
             for path in self._writers:
-                _draft(path).replace(path)
+                _place(_draft(path), path)
         finally:
             for path in self._writers:
-                _draft(path).unlink(missing_ok=True)
+                if path in self._folders:
+                    shutil.rmtree(_draft(path), ignore_errors=True)
+                else:
+                    _draft(path).unlink(missing_ok=True)
+
+
+def _place(draft: Path, path: Path) -> None:
+    """Rename a draft; of a folder that is there already, file by file."""
+    if path.is_dir():
+        for file in sorted(draft.iterdir()):
+            file.replace(path / file.name)
+    else:
+        draft.replace(path)
 
 
 def _draft(path: Path) -> Path:

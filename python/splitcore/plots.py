@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
     from splitcore import Report
 
-__all__ = ["check", "figure", "save"]
+__all__ = ["COLOURS", "LIMIT", "check", "check_installed", "figure", "frame", "save"]
 
 FORMATS = (".png", ".svg", ".pdf")
 
 # Okabe and Ito's palette: told apart with any colour vision.
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 _STYLES = {"prompt": "--", "token": "-", "mixed": "-"}
-_LIMIT = "#444444"
+LIMIT = "#444444"
 _SHARES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 _SHARE_MAX = 0.9995
 # Half the width of the bar that marks a limit.
@@ -55,7 +55,19 @@ def check(path: Path | None) -> None:
         return
     if path.suffix not in FORMATS:
         raise OptionError("plot", f"a file ending in {', '.join(FORMATS)}", str(path))
-    if find_spec("matplotlib") is None:
+    check_installed(path)
+
+
+def check_installed(path: Path | None) -> None:
+    """Find out before a run whether plots can be drawn.
+
+    Args:
+        path: Where they go; None needs nothing.
+
+    Raises:
+        OptionError: If matplotlib is not installed.
+    """
+    if path is not None and find_spec("matplotlib") is None:
         raise OptionError("plot", "matplotlib (pip install 'splitcore[plot]')", "no such package")
 
 
@@ -98,10 +110,11 @@ def figure(runs: Mapping[str, Report]) -> Figure:
 
 
 def _colour(index: int) -> str:
-    return _COLOURS[index % len(_COLOURS)]
+    return COLOURS[index % len(COLOURS)]
 
 
-def _frame(ax: Axes) -> None:
+def frame(ax: Axes) -> None:
+    """Give a panel the grid and borders that all panels have."""
     ax.grid(color="#e3e3e3")
     ax.set_axisbelow(True)
     ax.spines[["top", "right"]].set_visible(False)
@@ -124,7 +137,7 @@ def _slowdown(ax: Axes, runs: Mapping[str, Report], metric: Metric) -> None:
         share, limit = _SHARES[percentile], limits[percentile]
         sides = [_share(_nines(share) - _BAR_NINES), _share(_nines(share) + _BAR_NINES)]
         ax.fill_between(sides, limit, top, color="#bbbbbb", alpha=0.35, linewidth=0)
-        ax.plot(sides, [limit, limit], color=_LIMIT, linewidth=2.5, solid_capstyle="butt")
+        ax.plot(sides, [limit, limit], color=LIMIT, linewidth=2.5, solid_capstyle="butt")
         ax.annotate(
             f"{limit:g}",
             (share, limit),
@@ -132,7 +145,7 @@ def _slowdown(ax: Axes, runs: Mapping[str, Report], metric: Metric) -> None:
             textcoords="offset points",
             ha="center",
             fontsize=10.5,
-            color=_LIMIT,
+            color=LIMIT,
         )
     ax.set_ylim(min(low, limits["p50"] / 2), top)
     ax.set_title(f"{metric.upper()} slowdown (grey: SLO limits)")
@@ -164,7 +177,7 @@ def _percentiles(ax: Axes, runs: Sequence[NDArray[np.float64]]) -> None:
     ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high < 1000 * low else (1.0,)))
     ax.yaxis.set_minor_locator(NullLocator())
     ax.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-    _frame(ax)
+    frame(ax)
 
 
 def _nines(share: Any) -> Any:
@@ -198,6 +211,6 @@ def _batches(ax: Axes, runs: Mapping[str, Report], what: str) -> None:
     ax.margins(x=0)
     # Room for the legend above the lines.
     ax.set_ylim(0, 1.35 * ax.get_ylim()[1])
-    _frame(ax)
+    frame(ax)
     if ax.lines:
         ax.legend(frameon=False, fontsize=10.5, loc="upper right")

@@ -20,7 +20,7 @@ from splitcore.schema import (
     SwarmSummary,
 )
 
-__all__ = ["comparison", "console", "fit_errors", "run", "swarm"]
+__all__ = ["comparison", "console", "fit_errors", "ruled", "run", "swarm", "three_digits", "verdict"]
 
 # Heading, key in the summary, and the factor to the heading's unit.
 _Latency = tuple[str, Literal["ttft_s", "tbt_s", "tpot_s", "gaps_s", "e2e_s"], float]
@@ -56,14 +56,14 @@ def run(summary: Summary) -> RenderableType:
     told = {"model": summary["model"], "trace": summary["trace"], "seed": summary["seed"]}
     told |= {} if rate is None else {"rate": f"{rate:.3g}/s"}
     told |= {"policy": summary["policy"], "costs": summary["cost_model"], "transfer": summary["transfer_mode"]}
-    latencies = _table("latency", *_COLUMNS)
+    latencies = ruled("latency", *_COLUMNS)
     for latency in _LATENCIES:
         latencies.add_row(latency[0], *_times(summary, latency, _COLUMNS))
-    slos = _table("slowdown", *PERCENTILES)
+    slos = ruled("slowdown", *PERCENTILES)
     for metric in METRICS:
         slos.add_row(metric.upper(), *(_slo(summary, metric, percentile, limit=True) for percentile in PERCENTILES))
     facts = Table.grid(padding=(0, 2))
-    facts.add_row("nine SLOs", _verdict(summary["slo"]["met"]))
+    facts.add_row("nine SLOs", verdict(summary["slo"]["met"]))
     for name, fact in _facts(summary).items():
         facts.add_row(name, fact)
     for name, fact in _admission(summary).items():
@@ -90,7 +90,7 @@ def comparison(runs: Mapping[str, Summary]) -> Table:
     """
     summaries = list(runs.values())
     limits = summaries[0]["slo"]["limits"]
-    table = _table("", *runs)
+    table = ruled("", *runs)
     table.add_row("machines", *("\n".join(_by_pool(s["machines"])) for s in summaries))
     table.add_row("requests", *(_ends(s) for s in summaries), end_section=True)
     for latency in _LATENCIES:
@@ -102,7 +102,7 @@ def comparison(runs: Mapping[str, Summary]) -> Table:
         for percentile in PERCENTILES:
             label = f"{metric.upper()} slowdown {percentile} < {limits[metric][percentile]:g}"
             table.add_row(label, *(_slo(s, metric, percentile) for s in summaries))
-    table.add_row("nine SLOs", *(_verdict(s["slo"]["met"]) for s in summaries), end_section=True)
+    table.add_row("nine SLOs", *(verdict(s["slo"]["met"]) for s in summaries), end_section=True)
     facts = [_facts(s) for s in summaries]
     for name in facts[0]:
         table.add_row(name, *(each[name] for each in facts))
@@ -119,7 +119,7 @@ def fit_errors(errors: Mapping[str, Mapping[str, float]]) -> Table:
         What `console` prints.
     """
     phases = list(dict.fromkeys(phase for row in errors.values() for phase in row))
-    table = _table("MAPE (mean absolute percentage error)", *phases)
+    table = ruled("MAPE (mean absolute percentage error)", *phases)
     for name, row in errors.items():
         table.add_row(name, *(f"{row[phase]:.2%}" for phase in phases))
     return table
@@ -145,8 +145,8 @@ def swarm(summary: SwarmSummary) -> RenderableType:
     facts.add_row("wall time", f"{wall_s:.2f} s with {summary['jobs']} jobs, {summary['seeds'] / wall_s:,.0f} seeds/s")
     facts.add_row("digest", summary["digest"])
     seeds = ", ".join(str(each["seed"]) for each in failed[:20]) + (", ..." if len(failed) > 20 else "")
-    verdict = Text(f"{len(failed):,}: {seeds}", style="bold red") if failed else Text("none", style="green")
-    facts.add_row("failing seeds", verdict)
+    told = Text(f"{len(failed):,}: {seeds}", style="bold red") if failed else Text("none", style="green")
+    facts.add_row("failing seeds", told)
     parts: list[RenderableType] = [Text(version, style="bold"), facts, *_cells(summary)]
     if failed:
         seed = failed[0]["seed"]
@@ -161,7 +161,7 @@ def swarm(summary: SwarmSummary) -> RenderableType:
 
 def _cells(summary: SwarmSummary) -> Iterable[RenderableType]:
     """Draw how often legs met each failure: how many of its cells were hit, and the one hit least."""
-    table = _table("failure", "hits", "cells hit", "least hit cell")
+    table = ruled("failure", "hits", "cells hit", "least hit cell")
     missed: list[str] = []
     for failure in dict.fromkeys(cell["failure"] for cell in summary["cells"]):
         cells = [cell for cell in summary["cells"] if cell["failure"] == failure]
@@ -175,7 +175,8 @@ def _cells(summary: SwarmSummary) -> Iterable[RenderableType]:
     yield Text(f"{len(missed)} cells never hit" + which if missed else "every cell hit")
 
 
-def _table(*headings: str) -> Table:
+def ruled(*headings: str) -> Table:
+    """Make a table with a line under its headings; numbers stand to the right."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column(headings[0], no_wrap=True)
     for heading in headings[1:]:
@@ -200,7 +201,7 @@ def _admission(summary: Summary) -> dict[str, str]:
 def _times(summary: Summary, latency: _Latency, columns: Iterable[_Column]) -> list[str]:
     _, key, factor = latency
     values = (summary[key][column] for column in columns)
-    return [_missing(summary) if value is None else _three_digits(factor * value) for value in values]
+    return [_missing(summary) if value is None else three_digits(factor * value) for value in values]
 
 
 def _missing(summary: Summary) -> str:
@@ -208,7 +209,7 @@ def _missing(summary: Summary) -> str:
     return "-" if summary["requests"]["completed"] == summary["requests"]["submitted"] else "inf"
 
 
-def _three_digits(value: float) -> str:
+def three_digits(value: float) -> str:
     """Round to what a percentile of a few thousand requests is good for."""
     return f"{value:,.0f}" if value >= 100 else f"{value:#.3g}".rstrip(".")
 
@@ -218,28 +219,29 @@ def _slo(summary: Summary, metric: Metric, percentile: Percentile, *, limit: boo
     told = _missing(summary) if value is None else f"{value:.2f}"
     kept = told == "-" if value is None else value < bound
     sign = "<" if kept else ">="
-    return Text.assemble(f"{told} {sign} {bound:g} " if limit else f"{told} ", _verdict(kept))
+    return Text.assemble(f"{told} {sign} {bound:g} " if limit else f"{told} ", verdict(kept))
 
 
-def _verdict(kept: bool) -> Text:
+def verdict(kept: bool) -> Text:
+    """Say whether an objective is kept."""
     return Text("pass", style="green") if kept else Text("FAIL", style="bold red")
 
 
 def _pools(machines: Iterable[MachineUse]) -> Table:
-    table = _table("pool", "busy min", "mean", "max", "decodes / batch", "prompt tokens / batch")
+    table = ruled("pool", "busy min", "mean", "max", "decodes / batch", "prompt tokens / batch")
     for name, pool in _by_pool(machines).items():
         use = [machine["utilisation"] or 0.0 for machine in pool]
         passes = sum(machine["passes"] for machine in pool) or 1
         batch = (sum(machine[tokens] for machine in pool) / passes for tokens in _BATCHED)
         shares = (min(use), sum(use) / len(use), max(use))
-        table.add_row(name, *(f"{share:.0%}" for share in shares), *(_three_digits(mean) for mean in batch))
+        table.add_row(name, *(f"{share:.0%}" for share in shares), *(three_digits(mean) for mean in batch))
     return table
 
 
 def _faults(faults: Faults) -> Table:
     """Draw what faults cost the run, and what they would have cost with restarts from scratch."""
     ways = (faults, faults["restart"])
-    table = _table(f"{faults['crashes']:,} crashes", "resume (this run)", "restart")
+    table = ruled(f"{faults['crashes']:,} crashes", "resume (this run)", "restart")
     if faults["cluster_restarts"]:
         table.add_row("cluster restarts", *(f"{way['cluster_restarts']:,}" for way in ways))
         table.add_row("requests adopted", *(f"{way['adopted']:,}" for way in ways))
@@ -247,10 +249,10 @@ def _faults(faults: Faults) -> Table:
     table.add_row("requests resumed", *(f"{way['resumed']:,}" for way in ways))
     table.add_row("requests restarted", *(f"{way['restarted']:,}" for way in ways))
     table.add_row("requests failed", *(f"{way['failed']:,}" for way in ways))
-    table.add_row("lost work [machine s]", *(_three_digits(way["lost_work_s"]) for way in ways))
+    table.add_row("lost work [machine s]", *(three_digits(way["lost_work_s"]) for way in ways))
     table.add_row("lost KV tokens", *(f"{way['lost_tokens']:,}" for way in ways))
     waits = (way["extra_time_s"] for way in ways)
-    table.add_row("crash to next new token, mean [s]", *("-" if s is None else _three_digits(s) for s in waits))
+    table.add_row("crash to next new token, mean [s]", *("-" if s is None else three_digits(s) for s in waits))
     shares = (way["attainment"] for way in ways)
     table.add_row("requests within all p99 limits", *("-" if share is None else f"{share:.1%}" for share in shares))
     return table

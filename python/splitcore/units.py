@@ -3,7 +3,7 @@
 import math
 import re
 
-__all__ = ["OptionError", "bandwidth"]
+__all__ = ["OptionError", "bandwidth", "power"]
 
 _BYTES_PER_UNIT = {
     "": 1.0,
@@ -13,6 +13,9 @@ _BYTES_PER_UNIT = {
     **{f"{prefix}b": 1000.0**power / 8 for power, prefix in enumerate(("k", "M", "G", "T"), start=1)},
 }
 _BANDWIDTH = re.compile(r"(?P<number>\d+(\.\d*)?([eE][+-]?\d+)?)\s*(?P<unit>[kKMGT]?i?[bB]?)(?P<per>/s|ps)?")
+
+_POWER = re.compile(r"(?P<number>\d+(\.\d*)?([eE][+-]?\d+)?)\s*(?P<unit>[kM]?W)?")
+_WATTS_PER_UNIT = {None: 1.0, "W": 1.0, "kW": 1e3, "MW": 1e6}
 
 
 class OptionError(Exception):
@@ -44,3 +47,25 @@ def bandwidth(text: str | None) -> float | None:
         if unit in _BYTES_PER_UNIT and bool(unit) == bool(per) and 0 < number < math.inf:
             return number * _BYTES_PER_UNIT[unit]
     raise OptionError("link-bandwidth", "a rate as 200GiB/s, 25GB/s or 400Gbps, above zero", text)
+
+
+def power(text: str | None) -> float | None:
+    """Read ``250kW``, ``1.2MW``, ``6500W`` or a plain number of watts.
+
+    Args:
+        text: The option's value; None stays None.
+
+    Returns:
+        Watts.
+
+    Raises:
+        OptionError: If it is anything else, or not above zero.
+    """
+    if text is None:
+        return None
+    match = _POWER.fullmatch(text.strip())
+    if match is not None:
+        watts = float(match["number"]) * _WATTS_PER_UNIT[match["unit"]]
+        if 0 < watts < math.inf:
+            return watts
+    raise OptionError("power-limit", "a power as 250kW, 1.2MW or 6500W, above zero", text)

@@ -159,7 +159,7 @@ pub(crate) fn simulate(
 }
 
 /// Finds the option that cannot be read: each is read alone, as the others have defaults.
-fn wrong_option(config: &Bound<'_, PyDict>, error: &PythonizeError) -> PyErr {
+pub(crate) fn wrong_option(config: &Bound<'_, PyDict>, error: &PythonizeError) -> PyErr {
     let py = config.py();
     for (name, value) in config {
         let alone = PyDict::new(py);

@@ -1,0 +1,313 @@
+//! The planner: searches driven on the cores of this machine, and their parts for who drives them elsewhere.
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use pythonize::{depythonize, pythonize};
+use serde::de::DeserializeOwned;
+use splitcore_plan::capacity::{CapacitySearch, CapacitySpec};
+use splitcore_plan::provision::{ProvisionSearch, ProvisionSpec};
+use splitcore_plan::{Drive, Probe, Progress, Verdict};
+use splitcore_sim::{Options, SimError};
+
+use crate::errors::{self, SplitcoreError};
+use crate::simulate::wrong_option;
+
+/// How often Ctrl-C is looked for while no run ends.
+const LOOK_INTERVAL: Duration = Duration::from_millis(100);
+
+/// A search of either kind.
+enum Kind {
+    Capacity(CapacitySearch),
+    Provision(ProvisionSearch),
+}
+
+impl Kind {
+    fn search(&mut self) -> &mut (dyn splitcore_plan::Search + Send) {
+        match self {
+            Self::Capacity(search) => search,
+            Self::Provision(search) => search,
+        }
+    }
+
+    fn found<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        Ok(match self {
+            Self::Capacity(search) => pythonize(py, &search.found())?,
+            Self::Provision(search) => pythonize(py, &search.found())?,
+        })
+    }
+}
+
+/// Reads one part of a specification; the error names it.
+fn part<T: DeserializeOwned>(spec: &Bound<'_, PyDict>, name: &str, expected: &str) -> PyResult<T> {
+    let py = spec.py();
+    let value = spec.get_item(name)?.unwrap_or_else(|| py.None().into_bound(py));
+    depythonize(&value).map_err(|_| errors::config(py, name.trim_end_matches("_rps"), expected, &value))
+}
+
+/// As [`part`], of what is made of several; the error says what is wrong in it.
+fn whole<T: DeserializeOwned>(spec: &Bound<'_, PyDict>, name: &str) -> PyResult<T> {
+    let py = spec.py();
+    let value = spec.get_item(name)?.unwrap_or_else(|| py.None().into_bound(py));
+    depythonize(&value).map_err(|error| errors::config(py, name, &error.to_string().replace('`', ""), &value))
+}
+
+fn options(spec: &Bound<'_, PyDict>) -> PyResult<Options> {
+    let given: Bound<'_, PyDict> = spec.as_any().get_item("options")?.cast_into()?;
+    depythonize(&given).map_err(|error| wrong_option(&given, &error))
+}
+
+fn capacity_search(spec: &Bound<'_, PyDict>) -> PyResult<Kind> {
+    let spec_read = CapacitySpec {
+        options: options(spec)?,
+        slo: whole(spec, "slo")?,
+        seeds: part(spec, "seeds", "a number from 1 on")?,
+        resolution: part(spec, "resolution", "a share")?,
+        step_rps: part(spec, "step_rps", "requests per second")?,
+    };
+    let search = spec.py().detach(|| CapacitySearch::new(&spec_read));
+    search.map(Kind::Capacity).map_err(|error| errors::sim(spec.py(), error))
+}
+
+fn provision_search(spec: &Bound<'_, PyDict>) -> PyResult<Kind> {
+    let spec_read = ProvisionSpec {
+        options: options(spec)?,
+        slo: whole(spec, "slo")?,
+        designs: whole(spec, "designs")?,
+        goal: part(spec, "goal", "min-cost, min-power, min-space or max-throughput")?,
+        limits: whole(spec, "limits")?,
+        rate_rps: part(spec, "rate_rps", "requests per second")?,
+        seeds: part(spec, "seeds", "a number from 1 on")?,
+        machines_max: part(spec, "machines_max", "a number from 1 on")?,
+        machines_step: part(spec, "machines_step", "a number from 1 on")?,
+        resolution: part(spec, "resolution", "a share")?,
+        whole_map: part(spec, "whole_map", "true or false")?,
+    };
+    let search = spec.py().detach(|| ProvisionSearch::new(&spec_read));
+    search.map(Kind::Provision).map_err(|error| errors::sim(spec.py(), error))
+}
+
+fn probe(given: &Bound<'_, PyDict>) -> PyResult<Probe> {
+    Ok(Probe {
+        options: options(given)?,
+        slo: whole(given, "slo")?,
+        whole: part(given, "whole", "true or false")?,
+    })
+}
+
+/// Simulate a probe and hold it against its objectives.
+#[pyfunction]
+pub(crate) fn judge<'py>(py: Python<'py>, probe: &Bound<'py, PyDict>) -> PyResult<Bound<'py, PyAny>> {
+    let probe = self::probe(probe)?;
+    let verdict = py.detach(|| splitcore_plan::judge(&probe)).map_err(|error| errors::sim(py, error))?;
+    Ok(pythonize(py, &verdict)?)
+}
+
+/// Find the highest rate at which a cluster keeps its objectives.
+#[pyfunction]
+pub(crate) fn capacity<'py>(
+    spec: &Bound<'py, PyDict>,
+    jobs: Option<usize>,
+    cache: Option<&Bound<'py, Cache>>,
+    progress: Option<Py<PyAny>>,
+) -> PyResult<Bound<'py, PyAny>> {
+    driven(spec.py(), capacity_search(spec)?, jobs, cache, progress.as_ref())
+}
+
+/// Find the best cluster of several designs.
+#[pyfunction]
+pub(crate) fn provision<'py>(
+    spec: &Bound<'py, PyDict>,
+    jobs: Option<usize>,
+    cache: Option<&Bound<'py, Cache>>,
+    progress: Option<Py<PyAny>>,
+) -> PyResult<Bound<'py, PyAny>> {
+    driven(spec.py(), provision_search(spec)?, jobs, cache, progress.as_ref())
+}
+
+fn driven<'py>(
+    py: Python<'py>,
+    mut kind: Kind,
+    jobs: Option<usize>,
+    cache: Option<&Bound<'py, Cache>>,
+    progress: Option<&Py<PyAny>>,
+) -> PyResult<Bound<'py, PyAny>> {
+    let jobs = jobs.unwrap_or_else(|| thread::available_parallelism().map_or(1, usize::from));
+    let cache = cache.map(|cache| &cache.get().cache);
+    let (done, stopped) = py.detach(|| drive(kind.search(), jobs, cache, progress));
+    match (done, stopped) {
+        (_, Some(error)) => Err(error),
+        (Ok(()), None) => kind.found(py),
+        (Err(error), None) => Err(errors::sim(py, error)),
+    }
+}
+
+/// Drives the search on threads of its own, and on this one, which hears of Ctrl-C, what is told of it. Also returns
+/// what stopped it: Ctrl-C, or what the progress callback raised.
+fn drive(
+    search: &mut (dyn splitcore_plan::Search + Send),
+    jobs: usize,
+    cache: Option<&splitcore_plan::Cache>,
+    progress: Option<&Py<PyAny>>,
+) -> (Result<(), SimError>, Option<PyErr>) {
+    let (tell, told) = channel();
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let stop = &stop;
+        let driver = scope.spawn(move || {
+            let control = |progress: Progress| tell.send(progress).is_ok() && !stop.load(Ordering::Relaxed);
+            splitcore_plan::drive(search, &Drive { jobs, cache, control: &control })
+        });
+        let mut stopped = None;
+        loop {
+            let latest = match told.recv_timeout(LOOK_INTERVAL) {
+                // Several may have ended since: the last says it all.
+                Ok(first) => Some(told.try_iter().last().unwrap_or(first)),
+                Err(RecvTimeoutError::Timeout) => None,
+                Err(RecvTimeoutError::Disconnected) => break,
+            };
+            if stopped.is_some() {
+                continue;
+            }
+            let go_on = Python::attach(|py| {
+                py.check_signals()?;
+                match (latest, progress) {
+                    (Some(latest), Some(call)) => call.call1(py, (latest.done, latest.expected)).map(drop),
+                    _ => Ok(()),
+                }
+            });
+            if let Err(error) = go_on {
+                stop.store(true, Ordering::Relaxed);
+                stopped = Some(error);
+            }
+        }
+        let panicked = || Err(SimError::Internal { reason: "the search stopped".into() });
+        (driver.join().unwrap_or_else(|_| panicked()), stopped)
+    })
+}
+
+/// Verdicts kept in a file.
+#[pyclass(frozen, module = "splitcore._native")]
+pub(crate) struct Cache {
+    cache: splitcore_plan::Cache,
+}
+
+#[pymethods]
+impl Cache {
+    #[new]
+    fn new(py: Python<'_>, path: PathBuf) -> PyResult<Self> {
+        let cache = py.detach(|| splitcore_plan::Cache::open(&path));
+        cache.map(|cache| Self { cache }).map_err(|error| errors::sim(py, error))
+    }
+
+    /// Look a probe's verdict up.
+    fn get<'py>(&self, probe: &Bound<'py, PyDict>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let verdict = self.cache.get(&self::probe(probe)?);
+        Ok(verdict.map(|verdict| pythonize(probe.py(), &verdict)).transpose()?)
+    }
+
+    /// Keep a probe's verdict.
+    fn put(&self, probe: &Bound<'_, PyDict>, verdict: &Bound<'_, PyDict>) -> PyResult<()> {
+        let (py, verdict) = (probe.py(), depythonize(verdict)?);
+        let probe = self::probe(probe)?;
+        py.detach(|| self.cache.put(&probe, &verdict)).map_err(|error| errors::sim(py, error))
+    }
+}
+
+/// A search whose probes are made elsewhere.
+#[pyclass(frozen, module = "splitcore._native")]
+pub(crate) struct Search {
+    state: Mutex<State>,
+}
+
+struct State {
+    kind: Kind,
+    /// What has been asked and not yet answered.
+    asked: Vec<Probe>,
+}
+
+impl Search {
+    fn new(kind: Kind) -> Self {
+        Self { state: Mutex::new(State { kind, asked: Vec::new() }) }
+    }
+
+    /// Works on the state without the GIL, which whoever has the lock may be waiting for.
+    fn with<T: Send>(&self, py: Python<'_>, work: impl FnOnce(&mut State) -> T + Send) -> T {
+        py.detach(|| work(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner)))
+    }
+}
+
+#[pymethods]
+impl Search {
+    /// A search for the highest rate of a cluster.
+    #[staticmethod]
+    fn capacity(spec: &Bound<'_, PyDict>) -> PyResult<Self> {
+        capacity_search(spec).map(Self::new)
+    }
+
+    /// A search for the best cluster.
+    #[staticmethod]
+    fn provision(spec: &Bound<'_, PyDict>) -> PyResult<Self> {
+        provision_search(spec).map(Self::new)
+    }
+
+    /// The probes to judge next; the same ones until they are told.
+    fn ask<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let asked = self.with(py, |state| {
+            if state.asked.is_empty() {
+                state.asked = state.kind.search().ask();
+            }
+            state.asked.clone()
+        });
+        Ok(pythonize(py, &asked)?)
+    }
+
+    /// Take the verdicts of all probes asked for, in their order.
+    fn tell(&self, py: Python<'_>, verdicts: &Bound<'_, PyAny>) -> PyResult<()> {
+        let verdicts: Vec<Verdict> = depythonize(verdicts)?;
+        let told = self.with(py, |state| {
+            let asked = state.asked.len();
+            if asked == verdicts.len() {
+                state.asked.clear();
+                state.kind.search().tell(&verdicts);
+            }
+            (asked, verdicts.len())
+        });
+        match told {
+            (asked, given) if asked == given => Ok(()),
+            (asked, given) => {
+                Err(SplitcoreError::new_err(format!("{asked} probes were asked for, {given} verdicts told")))
+            }
+        }
+    }
+
+    /// Probes judged, and those there will be as far as can be told.
+    fn progress(&self, py: Python<'_>) -> (u64, u64) {
+        let Progress { done, expected } = self.with(py, |state| state.kind.search().progress());
+        (done, expected)
+    }
+
+    /// What has been found; the answer once nothing more is asked.
+    fn found<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).kind.found(py)
+    }
+}
+
+/// Read a set of objectives: a built-in one by its name, or a file.
+#[pyfunction]
+pub(crate) fn slo_set(py: Python<'_>, name_or_path: String) -> PyResult<Bound<'_, PyAny>> {
+    let set = py.detach(|| splitcore_plan::slo::SloSet::parse(&name_or_path));
+    Ok(pythonize(py, &set.map_err(|error| errors::sim(py, error))?)?)
+}
+
+/// The designs that have a name.
+#[pyfunction]
+pub(crate) fn design_presets(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
+    Ok(pythonize(py, splitcore_plan::designs::presets())?)
+}
