@@ -187,6 +187,9 @@ proptest! {
     }
 }
 
+/// Whether a cluster holds the rate.
+type Holds = fn(Pools) -> bool;
+
 /// What two pools in a row do: each has its own capacity, and a little is lost to the other.
 fn in_a_row(pools: Pools) -> bool {
     let (prompt, token) = (f64::from(pools.prompt), f64::from(pools.token));
@@ -197,7 +200,7 @@ fn in_a_row(pools: Pools) -> bool {
 fn a_large_grid_takes_few_runs() {
     let h100 = price(38.0, 7.0, 8.0);
     let a100 = price(17.0, 4.0, 8.0);
-    let edges: [(&str, usize, fn(Pools) -> bool); 4] = [
+    let edges: [(&str, usize, Holds); 4] = [
         ("in a row", 80, in_a_row),
         ("corner", 45, |pools| pools.prompt >= 18 && pools.token >= 9),
         ("sum", 160, |pools| pools.prompt + pools.token >= 33),
