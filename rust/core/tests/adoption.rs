@@ -156,8 +156,8 @@ fn a_source_and_its_destination_find_each_other_in_either_order() {
     let send = [(0, Command::Send { key: key(1), to: id(1), mode: Mode::Serialized })];
 
     let mut source_first = head();
-    assert_eq!(register(&mut source_first, 0, vec![held.clone()]), from);
-    assert_eq!(register(&mut source_first, 1, vec![reserved.clone()]), [&to[..], &send].concat());
+    assert_eq!(register(&mut source_first, 0, vec![held]), from);
+    assert_eq!(register(&mut source_first, 1, vec![reserved]), [&to[..], &send].concat());
     let mut destination_first = head();
     assert_eq!(register(&mut destination_first, 1, vec![reserved]), to);
     assert_eq!(register(&mut destination_first, 0, vec![held]), [&from[..], &send].concat());
@@ -300,7 +300,7 @@ fn of_a_parked_request_a_record_of_an_earlier_attempt_is_kept_for_the_later() {
         let mut head = head();
         register(&mut head, 0, vec![claim(key_at(1, 2), whole(10), later)]);
         let earlier = Claim { order: Order(order), ..claim(key(1), whole(10), earlier) };
-        let told = register(&mut head, 1, vec![earlier.clone()]);
+        let told = register(&mut head, 1, vec![earlier]);
         assert_eq!(told, [expected], "{later:?} {earlier:?}");
     }
 }

@@ -47,6 +47,20 @@ fn where_the_kv_goes_is_said_before_the_leg_says_what_it_misses_only_if_it_was_l
 }
 
 #[test]
+fn a_leg_that_is_missing_has_not_arrived_or_is_gone() {
+    for (seen, attempt, faults) in [(0, 1, 0), (1, 2, 1)] {
+        let mut head = Head::new(ClusterConfig::default(), &[Role::Mixed]);
+        head.place(1, 10, 10);
+        let told = commands(&back(&mut head, 0, seen, Vec::new()));
+        let (key, order, work) = (key_at(1, attempt), Order(0), Work { max_new_tokens: 10, ..whole(10) });
+        assert_eq!(told.last(), Some(&(0, Command::Compute { key, order, work })), "{seen} seen: {told:?}");
+        assert_eq!(head.cluster.counters().faults, faults);
+        let load = head.cluster.load(0).unwrap();
+        assert_eq!((load.booked, load.kv_tokens, load.legs), (11, 11, 1));
+    }
+}
+
+#[test]
 fn an_abort_that_is_said_again_is_answered_by_what_comes_after_it() {
     for held in [HERE, Held::Closing] {
         let mut head = Head::new(ClusterConfig::default(), &[Role::Mixed]);
