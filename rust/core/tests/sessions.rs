@@ -1,15 +1,17 @@
-//! A machine whose session broke is back: what did not arrive is said again, once, and nothing else.
+//! Sessions that begin again: what may not have arrived is said again, once, and nothing else.
 
 #![allow(clippy::unwrap_used, reason = "what is missing fails the test")]
 
 mod kit;
 
 use kit::*;
-use splitcore_core::config::ClusterConfig;
+use splitcore_core::config::{ClusterConfig, MachineConfig};
 use splitcore_core::error::Applied;
-use splitcore_core::event::{Arrival, Claim, ClusterAction, ClusterEvent, Held, Join, Registration, Role};
+use splitcore_core::event::{
+    Arrival, Claim, ClusterAction, ClusterEvent, Held, Join, MachineAction, MachineEvent, Registration, Role,
+};
 use splitcore_core::id::{AssignmentSeq, LegKey, Order, RequestId};
-use splitcore_core::leg::{Command, LegState, Notice, Work};
+use splitcore_core::leg::{Command, Compute, LegState, Notice, Peer, Work};
 use splitcore_core::placement::Mode;
 
 const HERE: Held = Held::Leg { state: LegState::QUEUED, mode: None };
@@ -108,4 +110,133 @@ fn a_request_is_to_be_kept_again_where_the_word_of_it_was_lost() {
     let told =
         commands(&back(&mut head, 0, 9, vec![here(1, HERE), here(2, Held::Kept), here(3, Held::Kept)]));
     assert_eq!(told, [expected(0, 1), (0, Command::Abort { key: key_at(1, 2) })]);
+}
+
+/// A source that sends when its request ends: its first token was the last. It is here until the transport stops.
+fn ended_while_sending(bench: &mut Bench, request: u64) {
+    bench.grant(id(1), request);
+    bench.compute(99, whole(1));
+    bench.compute(request, source(2));
+    bench.send(request, id(1), Mode::LayerWise);
+    bench.pass(&[99]);
+    bench.pass(&[request]);
+    bench.command(Command::Release { key: key(99) });
+}
+
+#[test]
+fn a_machine_claims_each_leg_and_each_record_once() {
+    let mut bench = Bench::new(100);
+    ended_while_sending(&mut bench, 1);
+    bench.reserve(2, destination(4), id(1));
+    bench.abort(2);
+    bench.compute(3, source(4));
+    bench.pass(&[]);
+    bench.send(3, id(1), Mode::LayerWise);
+    bench.command(Command::Keep { key: key(4), order: Order(4), work: whole(4) });
+    let state = LegState { compute: Compute::Held, ..LegState::QUEUED };
+    let expected = [
+        claim(key(1), 1, source(2), Held::Finished),
+        claim(key(2), 2, destination(4), Held::Closing),
+        claim(key(3), 3, source(4), Held::Leg { state, mode: Some(Mode::LayerWise) }),
+        claim(key(4), 4, whole(4), Held::Kept),
+    ];
+    assert_eq!(bench.machine.claims(), expected);
+}
+
+#[test]
+fn an_end_is_kept_unless_the_request_itself_is() {
+    for (kept, expected) in [(None, vec![1]), (Some(2), vec![1, 2]), (Some(1), vec![1])] {
+        let mut bench = Bench::new(100);
+        bench.compute(1, whole(4));
+        if let Some(request) = kept {
+            bench.command(Command::Keep { key: key(request), order: Order(request), work: whole(4) });
+        }
+        bench.pass(&[1]);
+        let claims = bench.machine.claims();
+        assert_eq!(claims.iter().map(|claim| claim.key.request.0).collect::<Vec<_>>(), expected);
+        let held =
+            |claim: &Claim| if kept == Some(claim.key.request.0) { Held::Kept } else { Held::Finished };
+        assert!(claims.iter().all(|claim| claim.held == held(claim)), "{claims:?}");
+        for request in expected {
+            assert_eq!(bench.machine.claims()[0].key, key(request));
+            bench.command(Command::Release { key: key(request) });
+        }
+        assert_eq!(bench.machine.kept(), 0);
+        // What was kept leaves no trace: the end of the next is kept, too.
+        bench.compute(5, whole(4));
+        bench.pass(&[5]);
+        assert_eq!(bench.machine.kept(), 1);
+    }
+}
+
+#[test]
+fn a_machine_says_where_a_leg_stands_when_that_is_confirmed() {
+    let mut bench = Bench::new(100);
+    let confirmed = |bench: &mut Bench, request| {
+        let actions = bench.command(Command::Confirm { key: key(request), delivered: 7 });
+        let resent = actions.first() == Some(&MachineAction::Resend { key: key(request), delivered: 7 });
+        (resent, notices(&actions))
+    };
+    let gone = |request| (false, vec![Notice::Gone { key: key(request) }]);
+    let done = |request, sampled| Notice::PrefillDone { key: key(request), sampled };
+
+    assert_eq!(confirmed(&mut bench, 1), gone(1), "never heard of");
+    ended_while_sending(&mut bench, 1);
+    let ended = Notice::Finished { key: key(1), tokens: 1 };
+    assert_eq!(confirmed(&mut bench, 1), (true, vec![ended]));
+    bench.command(Command::Release { key: key(1) });
+    assert_eq!(confirmed(&mut bench, 1), gone(1), "the end is known, and the transport reads on");
+    assert!(bench.machine.leg(key(1)).is_some());
+
+    bench.reserve(2, destination(4), id(1));
+    assert_eq!(confirmed(&mut bench, 2), (true, vec![Notice::Reserved { key: key(2) }]));
+    bench.landed(2);
+    assert_eq!(confirmed(&mut bench, 2), (true, vec![Notice::Landed { key: key(2) }, done(2, false)]));
+    bench.abort(2);
+    bench.pass(&[]);
+
+    bench.compute(3, source(4));
+    assert_eq!(confirmed(&mut bench, 3), (true, vec![]), "its prompt is not computed");
+    bench.pass(&[]);
+    assert_eq!(confirmed(&mut bench, 3), (true, vec![done(3, true)]));
+    bench.send(3, id(1), Mode::Serialized);
+    bench.grant(id(1), 3);
+    assert_eq!(confirmed(&mut bench, 3), (true, vec![done(3, true)]), "sending");
+    bench.act(&MachineEvent::TransferFailed { key: key(3) });
+    assert_eq!(confirmed(&mut bench, 3), (true, vec![done(3, true), Notice::TransferFailed { key: key(3) }]));
+
+    bench.compute(4, whole(4));
+    bench.abort(4);
+    assert!(bench.machine.leg(key(4)).is_some(), "until the pass ends");
+    assert_eq!(confirmed(&mut bench, 4), gone(4), "being dropped");
+}
+
+#[test]
+fn a_destination_says_again_to_its_source_what_that_may_have_missed() {
+    let mut bench = Bench::with(MachineConfig {
+        blocks: 100,
+        block_tokens: 1,
+        receives_max: Some(4),
+        ..MachineConfig::default()
+    });
+    // Of another source, landed, partly landed, given up, granted, of a lost source, and not granted yet.
+    bench.reserve(1, destination(1), id(2));
+    bench.reserve(2, destination(1), id(1));
+    bench.landed(2);
+    bench.reserve(3, destination(2), id(1));
+    bench.act(&MachineEvent::LayersLanded { key: key(3), layers: 1, of: 2 });
+    bench.reserve(4, destination(3), id(1));
+    bench.abort(4);
+    bench.reserve(5, destination(4), id(1));
+    bench.reserve(6, destination(5), id(1));
+    let again = peers(&bench.act(&MachineEvent::PeerReset { machine: id(1) }));
+    let expected = [
+        Peer::Landed { key: key(2) },
+        Peer::Grant { key: key(3), blocks: 3 },
+        Peer::Abort { key: key(4) },
+        Peer::Grant { key: key(5), blocks: 5 },
+    ];
+    assert_eq!(again, expected.map(|message| (id(1), message)));
+    bench.act(&MachineEvent::PeerLost { machine: id(1) });
+    assert!(peers(&bench.act(&MachineEvent::PeerReset { machine: id(1) })).is_empty(), "it is lost");
 }
