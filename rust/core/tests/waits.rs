@@ -123,6 +123,16 @@ fn each_transfer_has_its_own_limit() {
 }
 
 #[test]
+fn a_tick_that_comes_late_ends_all_that_is_due() {
+    let mut bench = bench();
+    send_at(&mut bench, 1, 10);
+    send_at(&mut bench, 2, 20);
+    let failed = |request| Notice::TransferFailed { key: key(request) };
+    assert_eq!(notices(&tick_at(&mut bench, 300)), [failed(1), failed(2)]);
+    assert_eq!(due_ns(&bench), Some(400));
+}
+
+#[test]
 fn work_without_room_is_given_back_at_the_limit_the_oldest_first() {
     let mut bench = bench();
     bench.reserve(1, destination(8), id(1));
