@@ -124,26 +124,6 @@ fn ended_while_sending(bench: &mut Bench, request: u64) {
 }
 
 #[test]
-fn a_machine_claims_each_leg_and_each_record_once() {
-    let mut bench = Bench::new(100);
-    ended_while_sending(&mut bench, 1);
-    bench.reserve(2, destination(4), id(1));
-    bench.abort(2);
-    bench.compute(3, source(4));
-    bench.pass(&[]);
-    bench.send(3, id(1), Mode::LayerWise);
-    bench.command(Command::Keep { key: key(4), order: Order(4), work: whole(4) });
-    let state = LegState { compute: Compute::Held, ..LegState::QUEUED };
-    let expected = [
-        claim(key(1), 1, source(2), Held::Finished),
-        claim(key(2), 2, destination(4), Held::Closing),
-        claim(key(3), 3, source(4), Held::Leg { state, mode: Some(Mode::LayerWise) }),
-        claim(key(4), 4, whole(4), Held::Kept),
-    ];
-    assert_eq!(bench.machine.claims(), expected);
-}
-
-#[test]
 fn an_end_is_kept_unless_the_request_itself_is() {
     for (kept, expected) in [(None, vec![1]), (Some(2), vec![1, 2]), (Some(1), vec![1])] {
         let mut bench = Bench::new(100);
