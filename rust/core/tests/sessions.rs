@@ -11,7 +11,7 @@ use splitcore_core::event::{
     Arrival, Claim, ClusterAction, ClusterEvent, Held, Join, MachineAction, MachineEvent, Registration, Role,
 };
 use splitcore_core::id::{AssignmentSeq, LegKey, Order, RequestId};
-use splitcore_core::leg::{Command, Compute, LegState, Notice, Peer, Work};
+use splitcore_core::leg::{Command, LegState, Notice, Peer, Work};
 use splitcore_core::placement::Mode;
 
 const HERE: Held = Held::Leg { state: LegState::QUEUED, mode: None };

@@ -123,6 +123,28 @@ fn each_transfer_has_its_own_limit() {
 }
 
 #[test]
+fn the_transfer_of_a_leg_that_is_over_is_nobodys_to_take_back() {
+    for aborted in [true, false] {
+        let mut bench = bench();
+        bench.grant(id(1), 1);
+        bench.compute(2, whole(1));
+        bench.compute(1, source(2));
+        bench.send(1, id(1), Mode::LayerWise);
+        bench.pass(&[2]);
+        assert_eq!(bench.machine.plan().puts.len(), 1);
+        if aborted {
+            bench.pass(&[]);
+            bench.abort(1);
+        } else {
+            bench.pass(&[1]);
+        }
+        assert!(bench.machine.leg(key(1)).is_some(), "the transport has not let go");
+        assert!(tick_at(&mut bench, LIMIT_NS).is_empty());
+        assert!(tick_at(&mut bench, 2 * LIMIT_NS).is_empty());
+    }
+}
+
+#[test]
 fn a_tick_that_comes_late_ends_all_that_is_due() {
     let mut bench = bench();
     send_at(&mut bench, 1, 10);
