@@ -145,13 +145,32 @@ fn the_transfer_of_a_leg_that_is_over_is_nobodys_to_take_back() {
 }
 
 #[test]
-fn a_tick_that_comes_late_ends_all_that_is_due() {
-    let mut bench = bench();
-    send_at(&mut bench, 1, 10);
-    send_at(&mut bench, 2, 20);
-    let failed = |request| Notice::TransferFailed { key: key(request) };
-    assert_eq!(notices(&tick_at(&mut bench, 300)), [failed(1), failed(2)]);
-    assert_eq!(due_ns(&bench), Some(400));
+fn each_wait_ends_at_its_own_limit_however_late_the_tick_comes() {
+    // Two transfers from 10 and 20 on, work without room from 30, and no Cluster from 40.
+    let waiting = || {
+        let mut bench = bench();
+        send_at(&mut bench, 1, 10);
+        send_at(&mut bench, 2, 20);
+        bench.now_ns = 30;
+        bench.compute(3, whole(8));
+        bench
+    };
+    let said = [
+        Notice::TransferFailed { key: key(1) },
+        Notice::TransferFailed { key: key(2) },
+        Notice::Relief { key: key(3) },
+    ];
+    for (now_ns, ended) in [(110, 1), (120, 2), (129, 2), (130, 3), (200, 3)] {
+        assert_eq!(notices(&tick_at(&mut waiting(), now_ns)), said[..ended], "at {now_ns}");
+    }
+    for (now_ns, left) in [(110, 3), (139, 3), (140, 2), (200, 2)] {
+        let mut bench = waiting();
+        bench.now_ns = 40;
+        bench.act(&MachineEvent::ClusterLost);
+        tick_at(&mut bench, now_ns);
+        // The transport reads on.
+        assert_eq!(bench.machine.leg_keys().count(), left, "at {now_ns}");
+    }
 }
 
 #[test]
