@@ -7,7 +7,7 @@ from typing import Any, Literal, Self, final
 import numpy as np
 from numpy.typing import NDArray
 
-from splitcore.plan_schema import Capacity, Plan, Probe, SloSet, Verdict
+from splitcore.plan_schema import Capacity, Interval, Plan, Probe, SloSet, Verdict
 from splitcore.schema import CostTable, Summary, SwarmSummary
 
 __all__ = [
@@ -988,4 +988,14 @@ def slo_set(name_or_path: str) -> SloSet:
     Raises:
         ConfigError: If there is no such set.
         InputError: If the file is malformed; it names line and field.
+    """
+
+def mean_interval(values: list[float]) -> tuple[float, Interval | None]:
+    """Tell the mean of independent values and its 95 % interval by Student's t, None of a single value.
+
+    Args:
+        values: At least one.
+
+    Raises:
+        ConfigError: If there is none.
     """

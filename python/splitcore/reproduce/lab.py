@@ -1,13 +1,14 @@
 """Makes the runs of the experiments, each once, and writes down how each can be made again."""
 
-import shlex
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, cast
+from os import cpu_count
+from typing import Any, ClassVar, cast
 
 import splitcore
 from splitcore import _native, planning
-from splitcore.designs import PRESETS, design, pool_sizes
+from splitcore.designs import PRESETS, design
 from splitcore.engines import Engine
 from splitcore.plan_schema import Capacity, Plan, Price, Probe, Verdict
 
@@ -45,9 +46,12 @@ class Effort:
     """Of pool sizes."""
     requests: int
     """Of the runs of single requests."""
-    is_quick: bool = False
+    few_seeds: int
+    """Of what takes long."""
+    load: float = 1.0
+    """Factor of overloads."""
 
-    FIRST_SEARCH_SEED = 1000
+    FIRST_SEARCH_SEED: ClassVar[int] = 1000
 
 
 @dataclass(frozen=True)
@@ -94,6 +98,7 @@ class Lab:
         self,
         effort: Effort,
         engine: Engine,
+        jobs: int | None = None,
         cache: _native.Cache | None = None,
         progress: Callable[[int, int], object] | None = None,
     ) -> None:
@@ -101,12 +106,14 @@ class Lab:
 
         Args:
             effort: How much work to spend.
-            engine: Makes the runs.
+            engine: Makes the runs that are judged.
+            jobs: Other runs made at a time; None is one for each processor.
             cache: Keeps the verdicts.
             progress: Called with the runs made in the search under way and those there will be.
         """
         self.effort = effort
         self._engine = engine
+        self._jobs = jobs or cpu_count() or 1
         self._cache = cache
         self._progress = progress
         self._known: dict[str, Any] = {}
@@ -177,11 +184,15 @@ class Lab:
 
         return cast("list[Verdict]", self._once(("verdicts", sorted(run.items()), rate, seeds, slo), make))
 
-    def simulate(self, **run: Any) -> splitcore.Report:
-        """Simulate once and keep every request; arguments are those of `splitcore.simulate`."""
+    def simulate(self, runs: Sequence[Mapping[str, Any]]) -> list[splitcore.Report]:
+        """Simulate and keep every request; each run has the arguments of `splitcore.simulate`."""
 
-        def make() -> splitcore.Report:
-            self.runs += 1
+        def make(run: Mapping[str, Any]) -> splitcore.Report:
             return splitcore.simulate(**run)
 
-        return cast("splitcore.Report", self._once(("simulate", sorted(run.items())), make))
+        def make_all() -> list[splitcore.Report]:
+            self.runs += len(runs)
+            with ThreadPoolExecutor(self._jobs) as pool:
+                return list(pool.map(make, runs))
+
+        return cast("list[splitcore.Report]", self._once(("simulate", [sorted(run.items()) for run in runs]), make_all))

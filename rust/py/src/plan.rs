@@ -303,3 +303,13 @@ pub(crate) fn slo_set(py: Python<'_>, name_or_path: String) -> PyResult<Bound<'_
     let set = py.detach(|| splitcore_plan::slo::SloSet::read(&name_or_path));
     Ok(pythonize(py, &set.map_err(|error| errors::sim(py, error))?)?)
 }
+
+/// Tell a mean and its interval.
+#[pyfunction]
+pub(crate) fn mean_interval(py: Python<'_>, values: Vec<f64>) -> PyResult<(f64, Bound<'_, PyAny>)> {
+    if values.is_empty() {
+        return Err(errors::config(py, "values", "at least one", "none"));
+    }
+    let (mean, interval) = splitcore_plan::mean_with_interval(&values);
+    Ok((mean, pythonize(py, &interval)?))
+}
