@@ -10,7 +10,7 @@ from typing import Literal
 
 from splitcore.reproduce.verdicts import Band
 
-__all__ = ["ATTAINMENT", "DISTSERVE", "GRID", "GRID_STEP_RPS", "POOLS", "PLACEMENTS", "SPLITWISE", "Claim", "Unit"]
+__all__ = ["ATTAINMENT", "DISTSERVE", "GRID", "GRID_STEP_RPS", "PLACEMENTS", "POOLS", "SPLITWISE", "Claim", "Unit"]
 
 Unit = Literal["ratio", "percent", "points", "ms", "tokens", "machines", "requests/s"]
 
@@ -375,7 +375,7 @@ POOLS: Mapping[tuple[str, str], Mapping[str, tuple[int, int]]] = {
         "splitwise-aa": (51, 35),
     },
 }
-"""Pool sizes in the scripts of the public simulator, by comparison and trace: machines, or prompt and token machines."""
+"""Pool sizes in the scripts of the public simulator, by comparison and trace: prompt, or all, and token machines."""
 
 DISTSERVE: Mapping[str, Claim] = {}
 PLACEMENTS: Mapping[str, tuple[tuple[int, int], tuple[int, int]]] = {

@@ -122,7 +122,7 @@ def command(name: str, options: Mapping[str, Any]) -> str:
     Returns:
         A line for a shell.
     """
-    words = ["splitcore", name]
+    words = ["splitcore", *name.split()]
     for keyword, value in options.items():
         if value is None:
             continue

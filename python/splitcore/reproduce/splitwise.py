@@ -44,21 +44,21 @@ Made = tuple[list[Row], list[Table]]
 def about(lab: Lab) -> list[str]:
     """Say what one has to know to read the section."""
     effort = lab.effort
-    costs = " ".join(
-        f"{name}={value:.12g}" if isinstance(value, float) else f"{name}={value}"
-        for name, value in PUBLISHED.options.items()
-    )
+    plain = {name: f"{value:.12g}" if isinstance(value, float) else value for name, value in PUBLISHED.options.items()}
+    costs = ", ".join(f"{name}={value}" for name, value in plain.items())
     return [
-        "A cluster holds a rate if all nine objectives of the paper's Table VI do: TTFT, TBT and E2E at p50, p90 and p99, "
-        "against the same request alone on an idle DGX-A100. Requests that do not finish are infinitely late. BLOOM-176B "
-        "unless it says otherwise; arrivals are Poisson, prompt and output lengths drawn independently from the Azure "
-        f"traces of November 2023, {effort.duration_s:g} s each; one seed is one workload, the same for all clusters and at "
-        f"all rates but for its pace. Rates are bisected to {effort.resolution:.2g} of themselves, except on the grid.",
-        f"- **Published model**: `{costs}`, which is how the public simulator counts: decode passes take the same at any "
-        "batch, transfers never meet.\n- **Measured model**: splitcore's defaults: decode passes by batch and context as "
-        "in the same measurements, layer-wise transfers where they are faster, links shared.",
-        f"Counted in all: {lab.runs:,} runs. Ratios and differences are those of the same seed, so what a workload does to "
-        "both clusters is not in their intervals.",
+        "A cluster holds a rate if all nine objectives of the paper's Table VI do: TTFT, TBT and E2E at p50, p90 and "
+        "p99, against the same request alone on an idle DGX-A100. Requests that do not finish are infinitely late. "
+        "BLOOM-176B unless it says otherwise; arrivals are Poisson, prompt and output lengths drawn independently from "
+        f"the Azure traces of November 2023, {effort.duration_s:g} s each; one seed is one workload, the same for all "
+        "clusters, and at another rate the same requests closer together. Rates are bisected to "
+        f"{effort.resolution:.2g} of themselves, except on the grid.",
+        f"- **Published model**: `{costs}`, which is how the public simulator counts: a decode pass takes the same at "
+        "any batch, and transfers never meet.\n"
+        "- **Measured model**: splitcore's defaults: decode passes by batch and context as in the same measurements, "
+        "layer-wise transfers where they are faster, links shared.",
+        f"{lab.runs:,} runs. Ratios and differences are those of the same seed, so that what a workload does to both "
+        "clusters is not in their intervals.",
     ]
 
 
@@ -556,7 +556,7 @@ def _pairs(reports: Sequence[Any]) -> list[tuple[NDArray[np.void], NDArray[np.vo
 def _against_one(
     split: NDArray[np.void], whole: NDArray[np.void]
 ) -> tuple[tuple[float, float, float, float], _Values, _Values]:
-    """Tell what two machines add, as shares of prompt time, of E2E, of E2E of long prompts and of a token; all of it."""
+    """Tell what two machines add: as shares of prompt time, E2E, E2E of long prompts and a token; prompts; seconds."""
     extra: _Values = split["e2e_s"] - whole["e2e_s"]
     prompts: _Values = whole["prompt_tokens"].astype(np.float64)
     is_long = prompts >= np.quantile(prompts, 0.9)
@@ -612,9 +612,9 @@ def batch(lab: Lab) -> Made:
         *(f"per cost of a DGX-A100, {prices}" for prices in _PRICES),
     )
     about = (
-        f"Conversation at {400.0 * lab.effort.load:g} requests/s, no objectives, seeds {_seeds(count)}: requests that end "
-        "a second in the later half of the arrivals. What one DGX-A100 costs by each table is the unit of cost, as the "
-        "paper does not say which dollars it means."
+        f"Conversation at {400.0 * lab.effort.load:g} requests/s, no objectives, seeds {_seeds(count)}: requests that "
+        "end a second in the later half of the arrivals. What one DGX-A100 costs by each table is the unit of cost, as "
+        "the paper does not say which dollars it means."
     )
     made = [
         _row("batch-equal", equal, commands, _seeds(count)),

@@ -20,16 +20,15 @@ class Verdict(Enum):
 
 
 RULE = f"""\
-A claim is a number with a band around it, or a limit, and where there is one the *neutral* value, at which nothing would
-be claimed (a ratio of 1, a loss of 0). Ours is a mean over seeds with its 95 % interval (Student's t; of ratios and
-differences the pairs of the same seed, that is of the same requests). In this order:
+A claim is a number with a band around it, or a limit, and where there is one the *neutral* value, at which nothing
+would be claimed (a ratio of 1, a loss of 0). Ours is a mean over seeds with its 95 % interval (Student's t; of ratios
+and differences the pairs of the same seed, that is of the same requests). The first that applies:
 
-1. *{Verdict.AGREES.value}*: the mean lies in the band and the interval does not hold the neutral value. Without a
-   neutral value the whole interval lies in the band.
-2. *{Verdict.DIRECTION.value}*: the mean lies outside the band, and the whole interval on the claimed side of the neutral
-   value.
+1. *{Verdict.AGREES.value}*: the mean lies in the band and the interval lies on the claimed side of the neutral value.
+   Without a neutral value the whole interval lies in the band.
+2. *{Verdict.DIRECTION.value}*: the mean lies outside the band, and the interval on the claimed side of the neutral value.
 3. *{Verdict.FAILS.value}*: the interval has nothing in common with the band.
-4. *{Verdict.OPEN.value}*: all else. There are too few seeds to tell, or no number at all; the row says which.
+4. *{Verdict.OPEN.value}*: all else. There are too few seeds to tell, or there is no number at all; the row says why.
 
 A claim of several comparisons has the weakest verdict of them."""
 
