@@ -17,6 +17,14 @@ pub struct Probe {
     pub whole: bool,
 }
 
+impl Probe {
+    /// Its canonical JSON: equal probes have equal keys.
+    pub(crate) fn key(&self) -> String {
+        // Strings, numbers and lists of them: nothing that could fail.
+        serde_json::to_string(self).unwrap_or_default()
+    }
+}
+
 /// What came of one objective.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Finding {

@@ -3,13 +3,14 @@
 #![allow(clippy::unwrap_used, reason = "what is missing fails the test")]
 
 use splitcore_plan::capacity::{Capacity, CapacitySearch, CapacitySpec};
-use splitcore_plan::slo::{ClassSlo, SloSet};
+use splitcore_plan::slo::{ClassSlo, Limit, Metric, SloSet};
 use splitcore_plan::{Finding, Probe, Search, Verdict};
 use splitcore_sim::Options;
 use splitcore_sim::workload::TrafficClass;
 
 fn spec() -> CapacitySpec {
     let traffic = TrafficClass { name: "all".into(), trace: None, share: 1.0 };
+    let limit = Limit { metric: Metric::TtftS, percentile: 90.0, below: 2.0 };
     CapacitySpec {
         options: Options {
             unsplit: Some("2xdgx-h100".into()),
@@ -19,7 +20,7 @@ fn spec() -> CapacitySpec {
         },
         slo: SloSet {
             name: "made up".into(),
-            classes: vec![ClassSlo { traffic, limits: Vec::new(), attainments: Vec::new() }],
+            classes: vec![ClassSlo { traffic, limits: vec![limit], attainments: Vec::new() }],
         },
         seeds: 3,
         resolution: 0.01,

@@ -61,7 +61,7 @@ fn alone(spec: &PlacementSpec, phase: &str, options: Options) -> CapacitySpec {
 }
 
 /// What a phase alone can answer for. The end-to-end time is nobody's; all instances together are held to it.
-fn of_phase(slo: &SloSet, is_prefill: bool) -> SloSet {
+pub(super) fn of_phase(slo: &SloSet, is_prefill: bool) -> SloSet {
     let is_its = |metric: Metric| match metric {
         Metric::TtftS | Metric::TtftSlowdown => is_prefill,
         Metric::TpotS | Metric::TbtSlowdown => !is_prefill,
@@ -73,6 +73,7 @@ fn of_phase(slo: &SloSet, is_prefill: bool) -> SloSet {
         for attainment in &mut class.attainments {
             attainment.limits.retain(|&(metric, _)| is_its(metric));
         }
+        class.attainments.retain(|attainment| !attainment.limits.is_empty());
     }
     slo
 }

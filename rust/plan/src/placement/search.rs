@@ -6,6 +6,7 @@ use super::{Affinity, Parallelism, Placed, PlacementSpec, Tried, high, low};
 use crate::capacity::{CapacitySearch, CapacitySpec};
 use crate::probe::{Probe, Verdict};
 use crate::search::{Progress, Search, SideBySide};
+use crate::slo::SloSet;
 
 /// Nodes and GPUs at most: more is a typing error.
 const NODES_MAX: u32 = 64;
@@ -214,6 +215,15 @@ fn check(spec: &PlacementSpec) -> Result<(), SimError> {
         [("nodes_max", spec.nodes_max, NODES_MAX), ("gpus_per_node", spec.gpus_per_node, GPUS_PER_NODE_MAX)];
     if let Some((option, got, most)) = ranges.into_iter().find(|(_, got, most)| !(1..=*most).contains(got)) {
         return Err(SimError::config(option, format!("1 to {most}"), got));
+    }
+    if spec.affinity == Affinity::High {
+        let is_bare = |slo: &SloSet| {
+            slo.classes.iter().any(|class| class.limits.is_empty() && class.attainments.is_empty())
+        };
+        if is_bare(&high::of_phase(&spec.slo, true)) || is_bare(&high::of_phase(&spec.slo, false)) {
+            let expected = "limits on TTFT and on the time between tokens, one for each phase";
+            return Err(SimError::config("slo", expected, format!("`{}`", spec.slo.name)));
+        }
     }
     let above_0 = |value: f64| value > 0.0 && value < f64::INFINITY;
     if !above_0(spec.rate_rps) {

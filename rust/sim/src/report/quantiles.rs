@@ -89,8 +89,9 @@ fn percentile(values: &mut [f64], front: usize, percent: usize) -> (f64, usize) 
     (between(low, high, rest as f64 / 100.0), rank + 2)
 }
 
-/// The point at `share` (below 1) of the way, measured from the nearer end as numpy does.
-fn between(low: f64, high: f64, share: f64) -> f64 {
+/// The point at `share` (below 1) of the way, measured from the nearer end as numpy does. Never below `low`; infinite if
+/// it touches an infinity.
+pub fn between(low: f64, high: f64, share: f64) -> f64 {
     if share == 0.0 || low == high {
         low
     } else if high.is_infinite() {

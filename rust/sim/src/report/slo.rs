@@ -116,7 +116,8 @@ impl SloReport {
     }
 }
 
-fn slowdown(time_ns: f64, idle_ns: u64) -> f64 {
+/// A time over that of the idle reference.
+pub fn slowdown(time_ns: f64, idle_ns: u64) -> f64 {
     // A reference that takes no time is nonsense; no slowdown keeps a limit against it.
     if idle_ns == 0 { f64::INFINITY } else { time_ns / idle_ns as f64 }
 }
