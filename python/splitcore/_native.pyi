@@ -914,6 +914,17 @@ class Search:
             ConfigError: If an option is out of range; it names the option.
         """
 
+    @staticmethod
+    def placement(spec: dict[str, Any]) -> Search:
+        """Begin a search for a placement.
+
+        Args:
+            spec: As `placement` takes it.
+
+        Raises:
+            ConfigError: If an option is out of range; it names the option.
+        """
+
     def ask(self) -> list[Probe]:
         """Ask what to judge next: the same probes until they are told, and none when the search is over."""
 
@@ -969,6 +980,24 @@ def provision(
 
     Args:
         spec: What to search for.
+        jobs: Runs made at a time; None is one for each processor.
+        cache: Where verdicts are kept.
+        progress: Called now and then with the runs made and those there will be.
+
+    Raises:
+        ConfigError: If an option is out of range; it names the option.
+        InputError: If a line of a file is bad.
+        SplitcoreError: If the cache cannot be written.
+    """
+
+def placement(
+    spec: dict[str, Any], jobs: int | None, cache: Cache | None, progress: Callable[[int, int], object] | None
+) -> dict[str, Any]:
+    """Find how to cut a model over GPUs for each phase, by DistServe's algorithms.
+
+    Args:
+        spec: ``options``, ``slo``, ``affinity`` (``"high"`` or ``"low"``), ``machine``, ``nodes_max``,
+            ``gpus_per_node``, ``node_bandwidth_bytes_per_s``, ``rate_rps``, ``seeds`` and ``resolution``.
         jobs: Runs made at a time; None is one for each processor.
         cache: Where verdicts are kept.
         progress: Called now and then with the runs made and those there will be.

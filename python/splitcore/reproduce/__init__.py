@@ -1,6 +1,8 @@
 """Published comparisons, end to end, and whether they hold."""
 
 from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from time import monotonic
 
 from splitcore import _native
@@ -45,20 +47,24 @@ def reproduce(
         raise wrong("system", " or ".join(SYSTEMS), system)
     experiments = {"splitwise": splitwise, "distserve": distserve}[system]
     clock = _Clock(progress)
-    kept = None if cache is None else _native.Cache(cache)
     effort = experiments.QUICK if quick else experiments.FULL
-    lab = Lab(effort, engine_named("local", jobs), jobs, kept, clock.tell)
-    rows: list[Row] = []
-    tables: list[Table] = []
-    total = sum(weight for _, weight, _ in experiments.STEPS)
-    done = 0.0
-    for name, weight, work in experiments.STEPS:
-        clock.begin(name, done / total, weight / total)
-        more_rows, more_tables = work(lab)
-        rows += more_rows
-        tables += more_tables
-        done += weight
-    return Section(system, experiments.TITLE, experiments.about(lab), rows, tables)
+    engine = engine_named("local", jobs)
+    with TemporaryDirectory() as temporary:
+        # Kept runs are known by the path of their trace, so it has to be the same the next time.
+        folder = Path(temporary) if cache is None else Path(cache).resolve().parent
+        kept = None if cache is None else _native.Cache(cache)
+        lab = Lab(effort, engine, jobs, kept, folder, clock.tell)
+        rows: list[Row] = []
+        tables: list[Table] = []
+        total = sum(weight for _, weight, _ in experiments.STEPS)
+        done = 0.0
+        for name, weight, work in experiments.STEPS:
+            clock.begin(name, done / total, weight / total)
+            more_rows, more_tables = work(lab)
+            rows += more_rows
+            tables += more_tables
+            done += weight
+        return Section(system, experiments.TITLE, experiments.MODELS, experiments.about(lab), rows, tables)
 
 
 class _Clock:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from os import cpu_count
+from pathlib import Path
 from typing import Any, ClassVar, cast
 
 import splitcore
@@ -100,6 +101,7 @@ class Lab:
         engine: Engine,
         jobs: int | None = None,
         cache: _native.Cache | None = None,
+        folder: Path | None = None,
         progress: Callable[[int, int], object] | None = None,
     ) -> None:
         """Prepare.
@@ -109,12 +111,14 @@ class Lab:
             engine: Makes the runs that are judged.
             jobs: Other runs made at a time; None is one for each processor.
             cache: Keeps the verdicts.
+            folder: For traces that have to be written.
             progress: Called with the runs made in the search under way and those there will be.
         """
         self.effort = effort
         self._engine = engine
         self._jobs = jobs or cpu_count() or 1
         self._cache = cache
+        self.folder = folder or Path()
         self._progress = progress
         self._known: dict[str, Any] = {}
         self.runs = 0
@@ -169,6 +173,16 @@ class Lab:
             return found
 
         return cast("Plan", self._once(("plan", sorted(spec.items())), make))
+
+    def place(self, spec: Mapping[str, Any]) -> dict[str, Any]:
+        """Find how to cut a model over GPUs; `spec` is plain data, as the native call takes it."""
+
+        def make() -> dict[str, Any]:
+            found = self._engine.search("placement", dict(spec), self._cache, self._progress)
+            self.runs += found["probes"]
+            return found
+
+        return cast("dict[str, Any]", self._once(("place", sorted(spec.items())), make))
 
     def verdicts(self, run: Mapping[str, Any], rate: float, seeds: int, slo: str = "splitwise") -> list[Verdict]:
         """Run a cluster to the end at a rate, once for each seed."""

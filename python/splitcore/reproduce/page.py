@@ -37,8 +37,8 @@ def section(found: Section, how: str) -> str:
         f"Made by `{how}`.",
         *found.about,
         "### Verdicts",
-        _tally(found.rows),
-        _claims(found.rows),
+        _tally(found),
+        _claims(found),
         *(_numbers(table) for table in found.tables),
         "### How each number is found, and how to make it again",
         *(_rerun(row) for row in found.rows),
@@ -73,19 +73,20 @@ def _end(system: str) -> str:
     return f"<!-- end: splitcore reproduce {system} -->"
 
 
-def _tally(rows: Sequence[Row]) -> str:
+def _tally(found: Section) -> str:
     lines = []
-    for name, columns in (("published", [row.published for row in rows]), ("measured", [row.measured for row in rows])):
-        counts = Counter(column.verdict(row.claim) for row, column in zip(rows, columns, strict=True))
+    for at, name in enumerate(found.models):
+        counts = Counter((row.published, row.measured)[at].verdict(row.claim) for row in found.rows)
         told = ", ".join(f"{counts[verdict]} {verdict.value}" for verdict in Verdict)
-        lines.append(f"- {name} model, {len(rows)} claims: {told}")
+        lines.append(f"- {name}, {len(found.rows)} claims: {told}")
     return "\n".join(lines)
 
 
-def _claims(rows: Iterable[Row]) -> str:
-    head = ("claim", "source", "published", "ours, published model", "verdict", "ours, measured model", "verdict")
+def _claims(found: Section) -> str:
+    first, second = found.models
+    head = ("claim", "source", "published", f"ours, {first}", "verdict", f"ours, {second}", "verdict")
     cells = []
-    for row in rows:
+    for row in found.rows:
         claim = row.claim
         told = []
         for column in (row.published, row.measured):

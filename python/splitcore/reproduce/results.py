@@ -9,7 +9,7 @@ from typing import Any
 from splitcore.reproduce.claims import Claim, Unit
 from splitcore.reproduce.verdicts import Estimate, Verdict, all_of, judge
 
-__all__ = ["Column", "Part", "Row", "Section", "Table", "command", "shown"]
+__all__ = ["Column", "Made", "Part", "Row", "Section", "Table", "command", "shown"]
 
 
 @dataclass(frozen=True)
@@ -58,12 +58,18 @@ class Table:
     rows: Sequence[Sequence[str]]
 
 
+Made = tuple[list[Row], list[Table]]
+"""What an experiment makes."""
+
+
 @dataclass(frozen=True)
 class Section:
     """All of one system."""
 
     system: str
     title: str
+    models: tuple[str, str]
+    """What the published model and ours are called."""
     about: Sequence[str]
     """Paragraphs."""
     rows: Sequence[Row]

@@ -9,12 +9,13 @@ from numpy.typing import NDArray
 from splitcore.plan_schema import Candidate, Failing, Plan
 from splitcore.reproduce.claims import GRID, GRID_STEP_RPS, POOLS, SPLITWISE
 from splitcore.reproduce.lab import MEASURED, PUBLISHED, Cluster, Costs, Effort, Lab
-from splitcore.reproduce.results import Column, Part, Row, Table, command, shown
+from splitcore.reproduce.results import Column, Made, Part, Row, Table, command, shown
 from splitcore.reproduce.verdicts import Estimate, estimate, exactly
 
-__all__ = ["FULL", "QUICK", "STEPS", "TITLE", "about"]
+__all__ = ["FULL", "MODELS", "QUICK", "STEPS", "TITLE", "about"]
 
 TITLE = "Splitwise (ISCA 2024)"
+MODELS = ("published model", "measured model")
 
 FULL = Effort(seeds=8, few_seeds=4, search_seeds=2, resolution=0.01, duration_s=120.0, step=1, requests=400)
 QUICK = Effort(seeds=2, few_seeds=2, search_seeds=1, resolution=0.5, duration_s=6.0, step=10, requests=20, load=0.5)
@@ -37,8 +38,6 @@ _BASE = Cluster("baseline-h100", 40)
 _RATE_RPS = 70.0
 """Of comparisons at the same throughput, as in the scripts of the public simulator."""
 _BOTH: tuple[Costs, Costs] = (PUBLISHED, MEASURED)
-
-Made = tuple[list[Row], list[Table]]
 
 
 def about(lab: Lab) -> list[str]:

@@ -32,7 +32,7 @@ mod _native {
     #[pymodule_export]
     use crate::placement::{Leg, PlacedMany, Placement, Polled, Recovery, Why};
     #[pymodule_export]
-    use crate::plan::{Cache, Search, capacity, judge, mean_interval, provision, slo_set};
+    use crate::plan::{Cache, Search, capacity, judge, mean_interval, placement, provision, slo_set};
     #[pymodule_export]
     use crate::simulate::{Report, profile_fit, simulate};
     #[pymodule_export]

@@ -12,6 +12,7 @@ use pyo3::types::PyDict;
 use pythonize::{depythonize, pythonize};
 use serde::de::DeserializeOwned;
 use splitcore_plan::capacity::{CapacitySearch, CapacitySpec};
+use splitcore_plan::placement::{PlacementSearch, PlacementSpec};
 use splitcore_plan::provision::{ProvisionSearch, ProvisionSpec};
 use splitcore_plan::{Drive, Probe, Progress, Search as _, Verdict};
 use splitcore_sim::{Options, SimError};
@@ -22,10 +23,11 @@ use crate::simulate::wrong_option;
 /// How often Ctrl-C is looked for while no run ends.
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// A search of either kind.
+/// A search of any kind.
 enum Kind {
     Capacity(CapacitySearch),
     Provision(ProvisionSearch),
+    Placement(PlacementSearch),
 }
 
 impl Kind {
@@ -33,6 +35,7 @@ impl Kind {
         match self {
             Self::Capacity(search) => search,
             Self::Provision(search) => search,
+            Self::Placement(search) => search,
         }
     }
 
@@ -40,6 +43,7 @@ impl Kind {
         Ok(match self {
             Self::Capacity(search) => pythonize(py, &search.found())?,
             Self::Provision(search) => pythonize(py, &search.found())?,
+            Self::Placement(search) => pythonize(py, &search.found())?,
         })
     }
 }
@@ -93,6 +97,23 @@ fn provision_search(spec: &Bound<'_, PyDict>) -> PyResult<Kind> {
     search.map(Kind::Provision).map_err(|error| errors::sim(spec.py(), error))
 }
 
+fn placement_search(spec: &Bound<'_, PyDict>) -> PyResult<Kind> {
+    let spec_read = PlacementSpec {
+        options: options(spec)?,
+        slo: whole(spec, "slo")?,
+        affinity: part(spec, "affinity", "high or low")?,
+        machine: part(spec, "machine", "a name of hardware")?,
+        nodes_max: part(spec, "nodes_max", "a number from 1 on")?,
+        gpus_per_node: part(spec, "gpus_per_node", "a number from 1 on")?,
+        node_bandwidth_bytes_per_s: part(spec, "node_bandwidth_bytes_per_s", "bytes per second")?,
+        rate_rps: part(spec, "rate_rps", "requests per second")?,
+        seeds: part(spec, "seeds", "a number from 1 on")?,
+        resolution: part(spec, "resolution", "a share")?,
+    };
+    let search = spec.py().detach(|| PlacementSearch::new(&spec_read));
+    search.map(Kind::Placement).map_err(|error| errors::sim(spec.py(), error))
+}
+
 fn probe(given: &Bound<'_, PyDict>) -> PyResult<Probe> {
     Ok(Probe {
         options: options(given)?,
@@ -129,6 +150,17 @@ pub(crate) fn provision<'py>(
     progress: Option<Py<PyAny>>,
 ) -> PyResult<Bound<'py, PyAny>> {
     driven(spec.py(), provision_search(spec)?, jobs, cache, progress.as_ref())
+}
+
+/// Find how to cut a model over GPUs for each phase.
+#[pyfunction]
+pub(crate) fn placement<'py>(
+    spec: &Bound<'py, PyDict>,
+    jobs: Option<usize>,
+    cache: Option<&Bound<'py, Cache>>,
+    progress: Option<Py<PyAny>>,
+) -> PyResult<Bound<'py, PyAny>> {
+    driven(spec.py(), placement_search(spec)?, jobs, cache, progress.as_ref())
 }
 
 fn driven<'py>(
@@ -255,6 +287,12 @@ impl Search {
     #[staticmethod]
     fn provision(spec: &Bound<'_, PyDict>) -> PyResult<Self> {
         provision_search(spec).map(Self::new)
+    }
+
+    /// A search for a placement.
+    #[staticmethod]
+    fn placement(spec: &Bound<'_, PyDict>) -> PyResult<Self> {
+        placement_search(spec).map(Self::new)
     }
 
     /// The probes to judge next; the same ones until they are told.
