@@ -10,6 +10,7 @@
 
 mod cache;
 pub mod capacity;
+pub mod designs;
 mod drive;
 mod judge;
 pub mod placement;

@@ -1,96 +1,10 @@
-//! Which pools of which machines: the cheapest that hold a rate, or the fastest within limits.
+//! What was found.
 
 use serde::{Deserialize, Serialize};
-use splitcore_sim::Options;
 
+use super::spec::Price;
 use crate::capacity::Capacity;
 use crate::probe::Finding;
-use crate::slo::SloSet;
-
-/// What one machine takes.
-#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Price {
-    /// $ an hour.
-    pub cost_per_hour: f64,
-    /// Provisioned watts.
-    pub power_w: f64,
-    /// Rack units.
-    pub rack_units: f64,
-}
-
-/// A kind of cluster whose pool sizes are to be found.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Design {
-    /// For reports, as `splitwise-hh`.
-    pub name: String,
-    /// Prompt machines, as `dgx-h100`. An unsplit design has `unsplit` and neither of the others.
-    pub prompt: Option<String>,
-    /// Token machines.
-    pub token: Option<String>,
-    /// Machines that serve whole requests.
-    pub unsplit: Option<String>,
-    /// What one prompt machine, or one unsplit machine, takes.
-    pub prompt_price: Price,
-    /// What one token machine takes; of no account without one.
-    pub token_price: Price,
-}
-
-/// What is wanted most.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Goal {
-    /// Least $ an hour at the rate asked for.
-    MinCost,
-    /// Least watts.
-    MinPower,
-    /// Fewest rack units.
-    MinSpace,
-    /// Highest rate within the limits.
-    MaxThroughput,
-}
-
-/// Limits on the whole cluster; none where absent.
-#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Limits {
-    /// $ an hour.
-    pub cost_per_hour: Option<f64>,
-    /// Watts.
-    pub power_w: Option<f64>,
-    /// Rack units.
-    pub rack_units: Option<f64>,
-}
-
-/// What to search for.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct ProvisionSpec {
-    /// Traffic and rules; machines, `rate` and `seed` are the search's to set (`seed` is the first).
-    pub options: Options,
-    /// What must hold.
-    pub slo: SloSet,
-    /// At least one.
-    pub designs: Vec<Design>,
-    /// What is wanted most.
-    pub goal: Goal,
-    /// What it may take.
-    pub limits: Limits,
-    /// Requests a second to hold. Needed but for [`Goal::MaxThroughput`], where it is the least to reach.
-    pub rate_rps: Option<f64>,
-    /// Workloads drawn; a cluster holds a rate if it does with each.
-    pub seeds: u32,
-    /// Largest pool tried.
-    pub machines_max: u32,
-    /// Pool sizes tried are multiples of this.
-    pub machines_step: u32,
-    /// Of rates.
-    pub resolution: f64,
-    /// Whether to judge every pair of pool sizes of the grid instead of leaving out what larger and smaller ones
-    /// already tell.
-    pub whole_map: bool,
-}
 
 /// A cluster.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
