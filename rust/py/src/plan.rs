@@ -338,7 +338,7 @@ impl Search {
 /// Read a set of objectives: a built-in one by its name, or a file.
 #[pyfunction]
 pub(crate) fn slo_set(py: Python<'_>, name_or_path: String) -> PyResult<Bound<'_, PyAny>> {
-    let set = py.detach(|| splitcore_plan::slo::SloSet::read(&name_or_path));
+    let set = py.detach(|| splitcore_plan::slo::SloSet::parse(&name_or_path));
     Ok(pythonize(py, &set.map_err(|error| errors::sim(py, error))?)?)
 }
 
