@@ -38,15 +38,15 @@ def about(lab: Lab) -> list[str]:
     return [
         "Times are those of the paper's own simulator for OPT on A100-80G (`costs=distserve`, and `distserve-vllm` for "
         "the vLLM that it compares with). A goodput is the highest rate for each GPU at which 90 % of the requests keep "
-        "both limits at once, as the paper defines it; the released search holds two percentiles apart. Poisson "
-        f"arrivals, {effort.duration_s:g} s each, bisected to {effort.resolution:.2g}.",
+        "both limits at once, as the paper defines it; the released search holds two percentiles apart. Arrivals are "
+        f"Poisson, {effort.duration_s:g} s each, bisected to {effort.resolution:.2g}.",
         f"- **{MODELS[0].capitalize()}**: no transfer time and no bound on KV memory, as in the released simulator.\n"
         f"- **{MODELS[1].capitalize()}**: KV moves over NVLink ({_NVLINK / 1e9:g} GB/s each way) within a node, and "
         "memory is what the released coefficients leave.",
         "The data sets of the paper are not shipped; these lengths stand in for them, so absolute rates cannot be the "
         f"paper's. `python -m splitcore.reproduce.lengths NAME NAME.csv` writes them:\n\n{traces}",
-        "OPT-175B has no published times, and summarisation no lengths here: their rows are not there. Our vLLM batches "
-        "prompts and decodes together, which the vLLM of that time did not.",
+        "OPT-175B has no published times, and summarisation no lengths here: there are no rows of them. Our vLLM "
+        "batches prompts and decodes together, which the vLLM of that time did not.",
     ]
 
 
@@ -94,7 +94,7 @@ def _goodputs(lab: Lab, run: Mapping[str, Any], slo: str) -> list[float]:
 
 
 def _ratio(over: Sequence[float], under: Sequence[float], why: str) -> Column:
-    if min(under) <= 0:
+    if min(under) <= 0 or not np.isfinite([*over, *under]).all():
         return Column((), why)
     return Column([Part("", estimate([one / other for one, other in zip(over, under, strict=True)]))])
 
@@ -216,7 +216,7 @@ def tighter(lab: Lab) -> Made:
                 runs = [{**run, "rate": rate * size, "seed": seed} for seed in range(count)]
                 commands.append(command("simulate", _told(runs[0])))
                 scales.append([_scale(report.requests, application) for report in lab.simulate(runs)])
-            columns[costs.name] = _ratio(scales[0], scales[1], "")
+            columns[costs.name] = _ratio(scales[0], scales[1], "too many requests do not finish at that rate")
             told = [shown(estimate(each), "ratio") for each in reversed(scales)]
             rows.append([name, costs.name, f"{rate:.3g}", *told])
         made.append(_row(f"slo-{name}", columns, commands, count))
@@ -288,8 +288,8 @@ def attainments(lab: Lab) -> Made:
     ]
     head = ("system", "requests/s", "real", "their simulator", *(f"ours, {name}" for name in MODELS))
     about = (
-        f"OPT-66B, percent of requests within {application.ttft_s:g} s and {application.tpot_s:g} s; the columns of the "
-        f"paper are of {application.data}, ours of `{application.lengths}`, so they need not be equal. Seeds 0 to "
+        f"OPT-66B, percent of requests within {application.ttft_s:g} s and {application.tpot_s:g} s; the columns of "
+        f"the paper are of {application.data}, ours of `{application.lengths}`, so they need not be equal. Seeds 0 to "
         f"{count - 1}."
     )
     return made, [Table("Attainment by rate", about, head, rows)]

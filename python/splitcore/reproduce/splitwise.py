@@ -77,9 +77,9 @@ def _row(name: str, columns: Mapping[str, Column], commands: Sequence[str], seed
     return Row(SPLITWISE[name], columns[PUBLISHED.name], columns[MEASURED.name], commands, seeds)
 
 
-def _ratio(lab: Lab, over: Mapping[str, Any], under: Mapping[str, Any], count: int | None = None) -> Estimate | None:
+def _ratio(lab: Lab, pair: Sequence[Mapping[str, Any]], count: int | None = None) -> Estimate | None:
     """Compare the highest rates of two clusters with the same workloads; None if the second holds none."""
-    rates, others = lab.rates(over, seeds=count), lab.rates(under, seeds=count)
+    rates, others = (lab.rates(run, seeds=count) for run in pair)
     if min(others) <= 0:
         return None
     return estimate([rate / other for rate, other in zip(rates, others, strict=True)])
@@ -111,7 +111,7 @@ def _compare(
     columns, commands = {}, []
     for costs in _BOTH:
         runs = [_run(lab, costs, cluster, trace, **more) for cluster in (over, under)]
-        columns[costs.name] = _column([("", _ratio(lab, *runs, count))])
+        columns[costs.name] = _column([("", _ratio(lab, runs, count))])
         commands += [_capacity_command(lab, run, count) for run in runs]
     return _row(name, columns, commands, _seeds(lab.effort.seeds if count is None else count))
 
@@ -148,7 +148,7 @@ def iso_power(lab: Lab) -> Made:
             for costs in _BOTH:
                 run = _run(lab, costs, cluster, trace)
                 found = lab.capacity(run)
-                ratio = _ratio(lab, run, _run(lab, costs, _BASE, trace))
+                ratio = _ratio(lab, (run, _run(lab, costs, _BASE, trace)))
                 told += [
                     shown(estimate([seed["max_rate"] for seed in found["seeds"]]), "requests/s"),
                     "-" if ratio is None or design == "baseline-h100" else shown(ratio, "ratio"),
@@ -214,7 +214,7 @@ def best_splits(lab: Lab) -> Made:
                     continue
                 cluster = best[costs.name, trace, design] = _cluster(candidate)
                 run = _run(lab, costs, cluster, trace)
-                found, ratio = lab.capacity(run), _ratio(lab, run, base)
+                found, ratio = lab.capacity(run), _ratio(lab, (run, base))
                 rate = shown(estimate([seed["max_rate"] for seed in found["seeds"]]), "requests/s")
                 told = ["-" if ratio is None else shown(ratio, "ratio"), _failing(found["failing"])]
                 rows.append([_SHORT[design], traffic, costs.name, cluster.sizes, rate, *told])
@@ -229,8 +229,8 @@ def best_splits(lab: Lab) -> Made:
     )
     about = (
         f"Within {power / 1000:g} kW, which 40 DGX-H100 take by table-i. Found with seeds from "
-        f"{Effort.FIRST_SEARCH_SEED} on, measured with seeds {_seeds(lab.effort.seeds)}: what is chosen is not judged by "
-        "the luck that it was chosen by."
+        f"{Effort.FIRST_SEARCH_SEED} on, measured with seeds {_seeds(lab.effort.seeds)}: what is chosen is not judged "
+        "by the luck that it was chosen by."
     )
     made = []
     for name, design, under in (
@@ -240,12 +240,12 @@ def best_splits(lab: Lab) -> Made:
     ):
         columns, how_to = {}, []
         for costs in _BOTH:
-            cluster = best.get((costs.name, _CONV, design))
-            if cluster is None:
+            split = best.get((costs.name, _CONV, design))
+            if split is None:
                 columns[costs.name] = Column((), "no split holds any rate")
                 continue
-            runs = [_run(lab, costs, each, _CONV) for each in (cluster, _published("iso-power", under, _CONV))]
-            columns[costs.name] = _column([("", _ratio(lab, *runs))], cluster.sizes)
+            runs = [_run(lab, costs, each, _CONV) for each in (split, _published("iso-power", under, _CONV))]
+            columns[costs.name] = _column([("", _ratio(lab, runs))], split.sizes)
             how_to += [*commands[costs.name], *(_capacity_command(lab, run) for run in runs)]
         made.append(_row(name, columns, how_to, _seeds(lab.effort.seeds)))
     return made, [Table("Best splits at the same power", about, head, rows)]
@@ -270,7 +270,7 @@ def headlines(lab: Lab) -> Made:
                     continue
                 cluster = _cluster(plan["best"]["candidate"])
                 runs = [_run(lab, costs, each, _CONV) for each in (cluster, _BASE)]
-                parts.append((f"{prices} {_SHORT[cluster.design]} {cluster.sizes}", _ratio(lab, *runs)))
+                parts.append((f"{prices} {_SHORT[cluster.design]} {cluster.sizes}", _ratio(lab, runs)))
                 commands += [_capacity_command(lab, run) for run in runs]
             columns[costs.name] = _column(parts)
         made.append(_row(name, columns, commands, _seeds(lab.effort.seeds)))
@@ -289,7 +289,7 @@ def headlines(lab: Lab) -> Made:
                 continue
             cluster, other = _cluster(candidate), _published("iso-power", under, _CONV)
             runs = [_run(lab, costs, each, _CONV) for each in (cluster, other)]
-            parts.append((f"{_SHORT[design]} {cluster.sizes}", _ratio(lab, *runs)))
+            parts.append((f"{_SHORT[design]} {cluster.sizes}", _ratio(lab, runs)))
         known = [part for part in parts if part[1] is not None]
         columns[costs.name] = _column([max(known, key=lambda part: part[1].mean)] if known else parts)  # type: ignore[union-attr]
     made.append(_row("headline-same", columns, commands, _seeds(lab.effort.seeds)))
@@ -530,8 +530,8 @@ def transfers(lab: Lab) -> Made:
         "machines", "model", "transfer", "of prompt time", "of E2E", "of E2E, longest tenth of prompts", "second token",
     )  # fmt: skip
     about = (
-        f"{lab.effort.requests} coding requests each of seeds {_seeds(lab.effort.few_seeds)}, one after another: what a "
-        "prompt and a token machine add to one machine that serves whole requests."
+        f"{lab.effort.requests} coding requests each of seeds {_seeds(lab.effort.few_seeds)}, one after another: what "
+        "a prompt and a token machine add to one machine that serves whole requests."
     )
     return made, [Table("What the transfer costs a request alone", about, head, rows)]
 

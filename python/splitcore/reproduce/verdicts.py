@@ -26,7 +26,8 @@ and differences the pairs of the same seed, that is of the same requests). The f
 
 1. *{Verdict.AGREES.value}*: the mean lies in the band and the interval lies on the claimed side of the neutral value.
    Without a neutral value the whole interval lies in the band.
-2. *{Verdict.DIRECTION.value}*: the mean lies outside the band, and the interval on the claimed side of the neutral value.
+2. *{Verdict.DIRECTION.value}*: the mean lies outside the band, and the interval on the claimed side of the neutral
+   value.
 3. *{Verdict.FAILS.value}*: the interval has nothing in common with the band.
 4. *{Verdict.OPEN.value}*: all else. There are too few seeds to tell, or there is no number at all; the row says why.
 

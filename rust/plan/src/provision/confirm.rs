@@ -4,9 +4,9 @@ use splitcore_sim::Options;
 
 use super::answer::{Chosen, Spare};
 use super::binding::missed;
-use super::capacity_stub::CapacitySearch;
 use super::space::{Pools, Space};
 use super::spec::ProvisionSpec;
+use crate::capacity::CapacitySearch;
 use crate::probe::{Probe, Verdict};
 use crate::search::Search;
 

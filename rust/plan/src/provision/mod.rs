@@ -6,7 +6,6 @@
 
 mod answer;
 mod binding;
-mod capacity_stub;
 mod cheapest;
 mod confirm;
 mod edge;

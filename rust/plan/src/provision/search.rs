@@ -4,13 +4,13 @@ use splitcore_sim::SimError;
 
 use super::answer::{Candidate, Cell, Provision};
 use super::binding::WhyNot;
-use super::capacity_stub::CapacitySearch;
 use super::cheapest::{Care, Cheapest};
 use super::confirm::{Confirm, WholeRuns, probe};
 use super::fastest::{Fastest, Rates};
 use super::judged::{Inquiry, Judged, Question};
 use super::space::{Grid, Pools, Space};
 use super::spec::{Goal, ProvisionSpec};
+use crate::capacity::CapacitySearch;
 use crate::capacity::CapacitySpec;
 use crate::probe::{Probe, Verdict};
 use crate::search::{Progress, Search};
