@@ -129,7 +129,7 @@ impl<'a> Round<'a> {
             return Ok(verdict);
         }
         let verdict = judge(probe)?;
-        cache.put_key(key, probe, &verdict)?;
+        cache.put_key(key, &verdict)?;
         Ok(verdict)
     }
 

@@ -1,4 +1,34 @@
 //! Service-level objectives as a user states them, for one or several classes of traffic.
+//!
+//! A file of objectives is TOML. Either all traffic has the same:
+//!
+//! ```toml
+//! # Percentiles of ttft_s, tpot_s, e2e_s, ttft_slowdown, tbt_slowdown or e2e_slowdown that stay below a limit.
+//! ttft_s = { p90 = 0.4, p99 = 1.0, "p99.9" = 4.0 }
+//! e2e_slowdown = { p50 = 1.25 }
+//!
+//! # At least this share of the requests keeps all these limits at once.
+//! [[attainment]]
+//! share = 0.9
+//! ttft_s = 0.4
+//! tpot_s = 0.1
+//! ```
+//!
+//! Or of classes of traffic, each with its part of the rate and objectives of its own:
+//!
+//! ```toml
+//! [[class]]
+//! name = "chat"
+//! trace = "azure-conv"    # a built-in workload or a file; the run's trace unless said
+//! share = 0.7             # in any unit
+//! ttft_s = { p90 = 0.4 }
+//!
+//! [[class.attainment]]
+//! share = 0.99
+//! tpot_s = 0.2
+//! ```
+//!
+//! Limits are strict, shares are reached by equality.
 
 mod read;
 
@@ -156,7 +186,7 @@ impl SloSet {
         Some(Self::of_all_traffic(name, Vec::new(), vec![attainment]))
     }
 
-    /// The set of a file. `read` in this module's sources has its format.
+    /// The set of a file, in the format of this module.
     ///
     /// # Errors
     /// A file that cannot be read, or holds something else.

@@ -2,13 +2,16 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::machines::MachineType;
 use crate::workload::TrafficClass;
 
 /// Options of [`crate::simulate`]. Names are the Python keywords and, with dashes, the command line's.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Options {
-    /// Prompt machines, as `25xdgx-h100`.
+    /// Machine types of the user's own, beside the built-in ones.
+    pub machine_types: Vec<MachineType>,
+    /// Prompt machines, as `25xdgx-h100`, `2xdgx-a100:tp2:pp2`.
     pub prompt: Option<String>,
     /// Token machines.
     pub token: Option<String>,
@@ -19,7 +22,7 @@ pub struct Options {
     /// `prefill` or `decode`: one phase of an unsplit cluster alone. Of prefill, requests end with their first token; of
     /// decode, they arrive with their KV and first token where they are placed.
     pub only: Option<String>,
-    /// `bloom-176b` or `llama2-70b`.
+    /// `bloom-176b` or `llama2-70b`; under `DistServe`'s costs `opt-13b` or `opt-66b`.
     pub model: String,
     /// `azure-conv`, `azure-code` or a file.
     pub trace: String,
@@ -39,7 +42,7 @@ pub struct Options {
     pub seed: u64,
     /// A policy's name; `splitwise`, or `jsq` for an unsplit cluster.
     pub policy: Option<String>,
-    /// `measured` or `splitwise-sim`.
+    /// `measured`, `splitwise-sim`, or `DistServe`'s: `distserve`, `distserve-overhead`, `distserve-vllm`.
     pub costs: String,
     /// A profile of the user's own measurements.
     pub profile: Option<String>,
@@ -85,6 +88,7 @@ pub struct Options {
 impl Default for Options {
     fn default() -> Self {
         Self {
+            machine_types: Vec::new(),
             prompt: None,
             token: None,
             mixed: None,

@@ -59,7 +59,7 @@ impl Scenario {
 
     /// GPUs of all machines together.
     pub fn gpus(&self) -> u64 {
-        self.setup.machines.iter().map(|machine| u64::from(machine.kind.tp)).sum()
+        self.setup.machines.iter().map(|machine| u64::from(machine.kind.gpus())).sum()
     }
 
     /// Runs the workload; of faults, if any, with requests that resume.

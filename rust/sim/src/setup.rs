@@ -13,7 +13,7 @@ use crate::SimError;
 use crate::cost::{CostKind, CostModel, IdleReference, Profile};
 use crate::faults::FaultPlan;
 use crate::links::{Contention, Nic};
-use crate::machines::{MachineGroup, MachineKind, Model, kv_capacity_tokens, parse_groups};
+use crate::machines::{Catalogue, MachineGroup, MachineKind, Model, kv_capacity_tokens, parse_groups};
 use crate::options::Options;
 use crate::report::{AdmissionLimits, Reference, TbtRule};
 use crate::workload::{Arrivals, Sampling, Source, Workload, WorkloadSpec, mixed};
@@ -58,8 +58,8 @@ impl Setup {
     /// How the objectives of the cost model average a request's time between tokens.
     pub(crate) fn tbt_rule(&self) -> TbtRule {
         match self.cost_kind {
-            CostKind::Measured => TbtRule::MeanGap,
             CostKind::SplitwiseSim => TbtRule::AsPublished,
+            _ => TbtRule::MeanGap,
         }
     }
 
@@ -76,7 +76,7 @@ impl Setup {
     pub(crate) fn new(options: &Options) -> Result<Self, SimError> {
         let model = Model::parse(&options.model)?;
         let cost_kind = CostKind::from_str(&options.costs)?;
-        let groups = groups(options)?;
+        let groups = groups(options, &Catalogue::new(&options.machine_types)?)?;
         let cluster = cluster_config(options, model)?;
         let limits = admission_limits(options, cluster.admission)?;
         let link_bandwidth = checked_bandwidth(options.link_bandwidth)?;
@@ -93,18 +93,20 @@ impl Setup {
             let known = costs.iter().position(|(kind, _)| *kind == group.kind);
             let cost = known.unwrap_or(costs.len());
             if known.is_none() {
-                costs.push((group.kind, CostModel::new(cost_kind, &profile, model, group.kind)?));
+                let cost = CostModel::new(cost_kind, &profile, model, &group.kind)?;
+                costs.push((group.kind.clone(), cost));
             }
-            let config = machine_config(model, group.kind, cost_kind, options.kv_limit)?;
+            let config = machine_config(model, &group.kind, cost_kind, options.kv_limit)?;
             let bytes_per_s = link_bandwidth.unwrap_or_else(|| group.kind.nic_bytes_per_s());
-            let link = Link { bytes_per_s, fixed_cost_ns: group.kind.hardware.fixed_cost_ns() };
+            let link = Link { bytes_per_s, fixed_cost_ns: group.kind.hardware.fixed_cost_ns };
             let (send, receive) = (bytes_per_s as f64, bytes_per_s as f64);
             let nic = Nic { send_bytes_per_s: send, receive_bytes_per_s: receive };
             for _ in 0..group.count {
                 let number = &mut numbers[role as usize];
                 let name = machine_name(role, *number);
                 *number += 1;
-                machines.push(MachineSetup { name, role, kind: group.kind, cost, config, link, nic });
+                let kind = group.kind.clone();
+                machines.push(MachineSetup { name, role, kind, cost, config, link, nic });
             }
         }
         let names = || machines.iter().map(|machine| machine.name.as_str());
@@ -141,7 +143,7 @@ fn machine_name(role: Role, number: u32) -> String {
     format!("{letter}{number}")
 }
 
-fn groups(options: &Options) -> Result<Vec<(Role, MachineGroup)>, SimError> {
+fn groups(options: &Options, catalogue: &Catalogue) -> Result<Vec<(Role, MachineGroup)>, SimError> {
     let sides = [
         ("prompt", Role::Prompt, &options.prompt),
         ("token", Role::Token, &options.token),
@@ -152,13 +154,13 @@ fn groups(options: &Options) -> Result<Vec<(Role, MachineGroup)>, SimError> {
             let got = format!("`{unsplit}` beside `{name}`");
             return Err(SimError::config("unsplit", "either an unsplit cluster or pools", got));
         }
-        let groups = parse_groups("unsplit", unsplit)?;
+        let groups = parse_groups("unsplit", unsplit, catalogue)?;
         return Ok(groups.into_iter().map(|group| (Role::Mixed, group)).collect());
     }
     let mut all = Vec::new();
     for (name, role, text) in sides {
         if let Some(text) = text {
-            all.extend(parse_groups(name, text)?.into_iter().map(|group| (role, group)));
+            all.extend(parse_groups(name, text, catalogue)?.into_iter().map(|group| (role, group)));
         }
     }
     let has = |role| all.iter().any(|&(of, _)| of == role);
@@ -174,7 +176,7 @@ fn groups(options: &Options) -> Result<Vec<(Role, MachineGroup)>, SimError> {
 
 fn machine_config(
     model: Model,
-    kind: MachineKind,
+    kind: &MachineKind,
     cost_kind: CostKind,
     kv_limit: bool,
 ) -> Result<MachineConfig, SimError> {

@@ -15,7 +15,7 @@ const KV_BYTES: u64 = 4_014_080;
 
 fn prefill_ns(hardware: Hardware, prompt_tokens: u32) -> u64 {
     let (profile, machine) = (Profile::builtin(), MachineKind::whole(hardware));
-    let cost = CostModel::new(CostKind::Measured, &profile, Model::Bloom176b, machine).unwrap();
+    let cost = CostModel::new(CostKind::Measured, &profile, Model::Bloom176b, &machine).unwrap();
     cost.prefill_ns(prompt_tokens)
 }
 

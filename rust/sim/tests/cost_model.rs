@@ -11,7 +11,7 @@ use splitcore_sim::machines::{Hardware, MachineKind, Model};
 static BUILTIN: LazyLock<Profile> = LazyLock::new(Profile::builtin);
 
 fn model(kind: CostKind, hardware: Hardware) -> CostModel {
-    CostModel::new(kind, &BUILTIN, Model::Bloom176b, MachineKind::whole(hardware)).unwrap()
+    CostModel::new(kind, &BUILTIN, Model::Bloom176b, &MachineKind::whole(hardware)).unwrap()
 }
 
 /// Round figures, so that expected values can be worked out by hand.
@@ -38,7 +38,7 @@ splitwise_sim_token_ms_by_tokens = [[100, 11.0], [1000, 20.0]]
 
 fn round(kind: CostKind) -> CostModel {
     let profile = Profile::from_toml(ROUND, "round.toml").unwrap();
-    CostModel::new(kind, &profile, Model::Bloom176b, MachineKind::whole(Hardware::A100)).unwrap()
+    CostModel::new(kind, &profile, Model::Bloom176b, &MachineKind::whole(Hardware::A100)).unwrap()
 }
 
 fn prompts(count: u32, each: u32) -> Pass {
@@ -80,7 +80,7 @@ fn measured_by_hand() {
     assert_eq!(cost.decode_ns(600, 0), 20_000_000 + 591 * 2_000_000, "beyond the table too");
     assert_eq!(pass_ms(with_decodes(prompts(1, 1000), 5, 400)), 104.0, "100 + 14 - 10");
     assert_eq!(pass_ms(with_decodes(prompts(1, 1000), 1, 0)), 100.0, "one decode without context is free");
-    assert_eq!(cost.pass_ns(&Pass::default()), PassCost { ns: 1, out_of_range: false });
+    assert_eq!(cost.pass_ns(&Pass::default()), PassCost { ns: 1, stage_ns: 1, out_of_range: false });
 }
 
 #[test]
@@ -146,10 +146,10 @@ fn knots_come_back_in_whole_nanoseconds() {
     let profile = Profile::builtin();
     for (model, tps) in [(Model::Bloom176b, &[8][..]), (Model::Llama2_70b, &[2, 4, 8])] {
         for (hardware, &tp) in Hardware::ALL.into_iter().flat_map(|hw| tps.iter().map(move |tp| (hw, tp))) {
-            let kind = MachineKind { hardware, tp };
-            let times = profile.find(model, kind).unwrap();
+            let kind = MachineKind::new(hardware, tp, 1);
+            let times = profile.find(model, &kind).unwrap();
             let ns = |ms: f64| (ms * 1e6 + 0.5) as u64;
-            let measured = CostModel::new(CostKind::Measured, &profile, model, kind).unwrap();
+            let measured = CostModel::new(CostKind::Measured, &profile, model, &kind).unwrap();
             for knot in &times.prompt_knots {
                 assert_eq!(measured.prefill_ns(knot.x as u32), ns(knot.ms));
             }
@@ -163,7 +163,7 @@ fn knots_come_back_in_whole_nanoseconds() {
                 let count = (knot.x / 512) as u32;
                 assert_eq!(measured.pass_ns(&prompts(count, 512)).ns, ns(knot.ms), "{model} {kind} {count}");
             }
-            let splitwise_sim = CostModel::new(CostKind::SplitwiseSim, &profile, model, kind).unwrap();
+            let splitwise_sim = CostModel::new(CostKind::SplitwiseSim, &profile, model, &kind).unwrap();
             for knot in &times.splitwise_sim_prompt_knots {
                 assert_eq!(splitwise_sim.prefill_ns(knot.x as u32), ns(knot.ms));
             }
@@ -190,7 +190,7 @@ fn bloom_at_the_published_figures() {
 
 #[test]
 fn times_grow_with_work() {
-    for kind in CostKind::ALL {
+    for kind in CostKind::PROFILED {
         for hardware in Hardware::ALL {
             let cost = model(kind, hardware);
             for tokens in (128..40_000).step_by(61) {
@@ -225,8 +225,8 @@ fn idle_reference() {
 
 #[test]
 fn an_unmeasured_pairing_names_both() {
-    let kind = MachineKind { hardware: Hardware::H100, tp: 4 };
-    let error = CostModel::new(CostKind::Measured, &Profile::builtin(), Model::Bloom176b, kind).unwrap_err();
+    let kind = MachineKind::new(Hardware::H100, 4, 1);
+    let error = CostModel::new(CostKind::Measured, &Profile::builtin(), Model::Bloom176b, &kind).unwrap_err();
     assert!(matches!(error, SimError::Config { option: "model", .. }));
     let text = error.to_string();
     assert!(text.contains("bloom-176b on dgx-h100:tp4"), "{text}");
@@ -250,7 +250,7 @@ fn prompts_between(count: u32, each: u32, a: u32, b: u32) -> Pass {
 fn any_machine() -> impl Strategy<Value = (Model, MachineKind)> {
     let pairs = Model::ALL.into_iter().flat_map(|model| {
         Hardware::ALL.into_iter().flat_map(move |hardware| {
-            model.measured_tp().iter().map(move |&tp| (model, MachineKind { hardware, tp }))
+            model.measured_tp().iter().map(move |&tp| (model, MachineKind::new(hardware, tp, 1)))
         })
     });
     prop::sample::select(pairs.collect::<Vec<_>>())
@@ -262,10 +262,10 @@ proptest! {
     #[test]
     fn every_pass_takes_time_and_always_the_same(
         (which, machine) in any_machine(),
-        kind in prop::sample::select(CostKind::ALL.to_vec()),
+        kind in prop::sample::select(CostKind::PROFILED.to_vec()),
         pass in any_pass(),
     ) {
-        let new = || CostModel::new(kind, &BUILTIN, which, machine).unwrap();
+        let new = || CostModel::new(kind, &BUILTIN, which, &machine).unwrap();
         let (cost, again) = (new(), new().clone());
         let got = cost.pass_ns(&pass);
         prop_assert!(got.ns >= 1);
@@ -277,11 +277,11 @@ proptest! {
     #[test]
     fn inside_the_checked_sizes_no_time_needs_clamping(
         (which, machine) in any_machine(),
-        kind in prop::sample::select(CostKind::ALL.to_vec()),
+        kind in prop::sample::select(CostKind::PROFILED.to_vec()),
         prompt in 1u32..=40_000,
         batch in 1u32..=512,
     ) {
-        let cost = CostModel::new(kind, &BUILTIN, which, machine).unwrap();
+        let cost = CostModel::new(kind, &BUILTIN, which, &machine).unwrap();
         prop_assert!(cost.prefill_ns(prompt) > 1_000_000);
         prop_assert!(cost.decode_ns(batch, 0) > 1_000_000);
         prop_assert!(cost.pass_ns(&with_decodes(prompts(1, prompt), batch, 1)).ns > 1_000_000);
@@ -290,11 +290,11 @@ proptest! {
     #[test]
     fn shortcuts_equal_the_pass(
         (which, machine) in any_machine(),
-        kind in prop::sample::select(CostKind::ALL.to_vec()),
+        kind in prop::sample::select(CostKind::PROFILED.to_vec()),
         prompt in 1u32..=100_000,
         (batch, each) in (1u32..=1_000, 1u32..=10_000),
     ) {
-        let cost = CostModel::new(kind, &BUILTIN, which, machine).unwrap();
+        let cost = CostModel::new(kind, &BUILTIN, which, &machine).unwrap();
         prop_assert_eq!(cost.pass_ns(&prompts(1, prompt)).ns, cost.prefill_ns(prompt));
         let decode = with_decodes(Pass::default(), batch, each);
         prop_assert_eq!(cost.pass_ns(&decode).ns, cost.decode_ns(batch, decode.context_tokens));

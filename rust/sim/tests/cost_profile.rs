@@ -56,7 +56,7 @@ fn builtin_round_trips() {
 fn hardware_may_stand_under_the_machine_name() {
     let profile = Profile::from_toml(VALID, "valid.toml").unwrap();
     let kind = MachineKind::whole(Hardware::H100);
-    let cost = CostModel::new(CostKind::Measured, &profile, Model::Bloom176b, kind).unwrap();
+    let cost = CostModel::new(CostKind::Measured, &profile, Model::Bloom176b, &kind).unwrap();
     assert_eq!(cost.prefill_ns(100), 20_000_000);
 }
 

@@ -36,7 +36,7 @@ fn every_bad_option_is_named() {
         ("prompt", Options { prompt: some("2xdgx-b200"), ..good.clone() }),
         ("prompt", Options { prompt: some("0xdgx-h100"), ..good.clone() }),
         ("prompt", Options { prompt: None, ..good.clone() }),
-        ("token", Options { token: some("dgx-a100:tp3"), ..good.clone() }),
+        ("token", Options { token: some("dgx-a100:tp5"), ..good.clone() }),
         ("token", Options { token: None, ..good.clone() }),
         ("mixed", Options { mixed: some(""), ..good.clone() }),
         ("prompt", Options { prompt: None, token: None, ..good.clone() }),

@@ -22,7 +22,7 @@ const BYTES_PER_S: u64 = 400_000_000_000;
 
 fn h100() -> CostModel {
     let machine = MachineKind::whole(Hardware::H100);
-    CostModel::new(CostKind::Measured, &Profile::builtin(), Model::Bloom176b, machine).unwrap()
+    CostModel::new(CostKind::Measured, &Profile::builtin(), Model::Bloom176b, &machine).unwrap()
 }
 
 fn transfer_ns(prompt_tokens: u64, bytes_per_s: u64) -> u64 {

@@ -62,7 +62,7 @@ impl Search for Bisection {
 fn made_up(probe: &Probe) -> Verdict {
     let rate = probe.options.rate.unwrap();
     Verdict {
-        met: (rate * 1e6) as u64 % 3 != 0,
+        met: !((rate * 1e6) as u64).is_multiple_of(3),
         findings: Vec::new(),
         requests: 1,
         completed: 1,
@@ -129,18 +129,22 @@ fn progress_counts_within_the_round() {
 fn the_first_error_in_order_is_told() {
     for jobs in [1, 2, 5] {
         let mut search = Bisection::new(6, 1);
-        let judge = |probe: &Probe| {
-            // The later of the two fails at once.
-            match probe.options.rate.unwrap() {
-                7.0 => Err(SimError::Internal { reason: "late".into() }),
-                6.0 => (0..1000).map(|_| made_up(probe)).last().map_or(Err(SimError::Interrupted), |_| {
-                    Err(SimError::Internal { reason: "early".into() })
-                }),
-                _ => Ok(made_up(probe)),
+        let has_later_failed = AtomicBool::new(false);
+        let judge = |probe: &Probe| match probe.options.rate.unwrap() {
+            6.0 => {
+                while jobs > 1 && !has_later_failed.load(Ordering::Relaxed) {
+                    std::thread::yield_now();
+                }
+                Err(SimError::Internal { reason: "earlier".into() })
             }
+            7.0 => {
+                has_later_failed.store(true, Ordering::Relaxed);
+                Err(SimError::Internal { reason: "later".into() })
+            }
+            _ => Ok(made_up(probe)),
         };
         let told = drive_by(&mut search, &drive_with(jobs, None), &judge).unwrap_err();
-        assert_eq!(told, SimError::Internal { reason: "early".into() });
+        assert_eq!(told, SimError::Internal { reason: "earlier".into() });
         assert_eq!(search.told, 0);
     }
     // And of real ones.

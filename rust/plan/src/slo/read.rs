@@ -1,32 +1,4 @@
-//! Objectives as TOML text.
-//!
-//! Objectives of all traffic:
-//!
-//! ```toml
-//! # Percentiles of ttft_s, tpot_s, e2e_s, ttft_slowdown, tbt_slowdown or e2e_slowdown that stay below a limit.
-//! ttft_s = { p90 = 0.4, p99 = 1.0, "p99.9" = 4.0 }
-//! e2e_slowdown = { p50 = 1.25 }
-//!
-//! # At least this share of the requests keeps all these limits at once.
-//! [[attainment]]
-//! share = 0.9
-//! ttft_s = 0.4
-//! tpot_s = 0.1
-//! ```
-//!
-//! Or of classes of traffic, each with its part of the rate and objectives of its own:
-//!
-//! ```toml
-//! [[class]]
-//! name = "chat"
-//! trace = "azure-conv"    # a built-in workload or a file; the run's trace unless said
-//! share = 0.7             # in any unit
-//! ttft_s = { p90 = 0.4 }
-//!
-//! [[class.attainment]]
-//! share = 0.99
-//! tpot_s = 0.2
-//! ```
+//! Objectives as TOML text, in the format of [`super`].
 
 use std::path::Path;
 
@@ -71,6 +43,9 @@ pub(super) fn parse(text: &str, file: &str, name: String) -> Result<SloSet, SimE
             return Err(reader.wrong(class.span().start, "class.name", "each class once", &got));
         }
         set.classes.push(read);
+    }
+    if set.classes.is_empty() {
+        return Err(reader.wrong(classes.span().start, "class", "at least one [[class]]", "none"));
     }
     Ok(set)
 }
@@ -161,9 +136,13 @@ impl Reader<'_> {
         limits: &mut Vec<Limit>,
     ) -> Result<(), SimError> {
         let table = self.table(value, field, "limits on percentiles, as { p90 = 0.4 }")?;
+        if table.is_empty() {
+            return Err(self.wrong(value.span().start, field, "at least one limit", "none"));
+        }
         for (key, at, value) in in_order(table) {
             // TOML takes `p99.9 = 1` for a table `p99` with a key `9`.
-            let dotted = value.get_ref().as_table().map(in_order).unwrap_or_else(|| vec![("", at, value)]);
+            let table = value.get_ref().as_table().filter(|table| !table.is_empty());
+            let dotted = table.map_or_else(|| vec![("", at, value)], in_order);
             for (decimals, at, value) in dotted {
                 let key = if decimals.is_empty() { key.to_owned() } else { format!("{key}.{decimals}") };
                 let percentile = key.strip_prefix('p').and_then(plain_number).filter(|&p| is_percentile(p));

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use splitcore_plan::provision::{
     Candidate, Design, Goal, Limits, Price, Provision, ProvisionSearch, ProvisionSpec,
 };
-use splitcore_plan::slo::{ClassSlo, SloSet};
+use splitcore_plan::slo::{ClassSlo, Limit, Metric, SloSet};
 use splitcore_plan::{Finding, Probe, Search, Verdict};
 use splitcore_sim::Options;
 use splitcore_sim::workload::TrafficClass;
@@ -49,11 +49,13 @@ pub(crate) fn spec(
     machines_max: u32,
 ) -> ProvisionSpec {
     let traffic = TrafficClass { name: "all".into(), trace: None, share: 1.0 };
+    // Verdicts are made up: it only has to be there.
+    let limit = Limit { metric: Metric::TtftSlowdown, percentile: 90.0, below: 3.0 };
     ProvisionSpec {
         options: Options { duration_s: Some(100.0), seed: 7, ..Options::default() },
         slo: SloSet {
             name: "made up".into(),
-            classes: vec![ClassSlo { traffic, limits: Vec::new(), attainments: Vec::new() }],
+            classes: vec![ClassSlo { traffic, limits: vec![limit], attainments: Vec::new() }],
         },
         designs,
         goal,

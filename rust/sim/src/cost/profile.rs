@@ -127,9 +127,9 @@ impl Profile {
     ///
     /// # Errors
     /// [`SimError::Config`] naming both when nobody measured the pairing.
-    pub fn find(&self, model: Model, kind: MachineKind) -> Result<&MachineProfile, SimError> {
+    pub fn find(&self, model: Model, kind: &MachineKind) -> Result<&MachineProfile, SimError> {
         let of_model = || self.machines.iter().filter(|machine| machine.model == model.name());
-        let names = [kind.hardware.profile_name(), kind.hardware.name()];
+        let names = kind.hardware.names_in_profiles();
         of_model()
             .find(|machine| machine.tensor_parallel == kind.tp && names.contains(&machine.hardware.as_str()))
             .ok_or_else(|| {

@@ -212,6 +212,7 @@ fn pass_of(plan: &BatchPlan) -> Pass {
     Pass {
         prompts: plan.prefills.len() as u32,
         prompt_tokens: plan.prompt_tokens,
+        prompt_tokens_squared: tokens.clone().map(|tokens| u64::from(tokens) * u64::from(tokens)).sum(),
         prompt_tokens_min: tokens.clone().min().unwrap_or(0),
         prompt_tokens_max: tokens.max().unwrap_or(0),
         decodes: plan.decodes.len() as u32,
