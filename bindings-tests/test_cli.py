@@ -82,7 +82,7 @@ def test_every_option_is_in_the_help(cli):
     options = (
         "prompt token mixed unsplit model trace rate duration arrivals cv sampling seed policy costs profile transfer "
         "link-bandwidth contention faults mixed-return reserve cut ties message-delay max-in-flight kv-limit "
-        "requests-limit json requests plot"
+        "requests-limit machines json requests plot"
     )
     assert [name for name in options.split() if f"--{name} " not in shown] == []
 

@@ -1,7 +1,7 @@
 """Scheduler core and simulator for phase-split LLM inference.
 
 `Cluster` places requests on machines, `Machine` batches on one of them, `simulate` drives both over a workload, `swarm`
-through failures.
+through failures; `capacity` and `plan` simulate until they know what a cluster holds, and which one to take.
 """
 
 from collections.abc import Callable
@@ -32,6 +32,7 @@ from splitcore._native import (
     swarm,
 )
 from splitcore._native import simulate as _simulate
+from splitcore.planning import capacity, plan, run_options
 
 __all__ = [
     "Cluster",
@@ -55,6 +56,8 @@ __all__ = [
     "UnknownIdError",
     "Why",
     "__version__",
+    "capacity",
+    "plan",
     "profile_fit",
     "simulate",
     "swarm",
@@ -98,6 +101,7 @@ def simulate(
     requests: int | None = None,
     faults: str | None = None,
     check: bool = False,
+    machines: str | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Report:
     """Simulate a workload on a set of machines.
@@ -148,6 +152,7 @@ def simulate(
             report is that of requests that resume, and its summary's ``faults`` tells what faults cost there and where
             requests restart from scratch.
         check: Recount every invariant after every event; slow, for those who change the scheduler.
+        machines: The path of a TOML file of machine types, which the pools may name beside the built-in ones.
         progress: Called now and then with the requests that have ended and the total, both twice with faults.
 
     Returns:
@@ -155,7 +160,7 @@ def simulate(
 
     Raises:
         ConfigError: If an option is out of range; it names the option.
-        InputError: If a line of a trace or profile is bad; it names file, line and field.
+        InputError: If a line of a trace, profile or file of machine types is bad; it names file, line and field.
         SimulationStuckError: If events go on but no request ends.
     """
     options = {
@@ -192,5 +197,6 @@ def simulate(
         "requests": requests,
         "faults": faults,
         "check": check,
+        "machines": machines,
     }
-    return _simulate({name: value for name, value in options.items() if value is not None}, progress)
+    return _simulate(run_options(options), progress)

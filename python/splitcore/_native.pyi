@@ -1,13 +1,13 @@
 """The compiled scheduler core. Import these names from `splitcore`."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from typing import Any, Literal, Self, final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from splitcore.plan_schema import Capacity, Interval, Plan, Probe, SloSet, Verdict
+from splitcore.plan_schema import Capacity, Interval, Plan, Price, Probe, SloSet, Verdict
 from splitcore.schema import CostTable, Summary, SwarmSummary
 
 __all__ = [
@@ -34,7 +34,10 @@ __all__ = [
     "UnknownIdError",
     "Why",
     "capacity",
+    "design_presets",
     "judge",
+    "machine_price",
+    "machine_types",
     "profile_fit",
     "provision",
     "simulate",
@@ -1008,6 +1011,25 @@ def placement(
         SplitcoreError: If the cache cannot be written.
     """
 
+def published_pools(design: str, comparison: str, trace: str) -> tuple[int, int, float | None]:
+    """Tell the pool sizes of a design in one of the Splitwise paper's comparisons.
+
+    Args:
+        design: As ``"splitwise-hh"``.
+        comparison: ``"iso-power"``, ``"iso-cost"`` or ``"iso-throughput"``.
+        trace: ``"azure-conv"`` or ``"azure-code"``.
+
+    Returns:
+        Prompt machines, or all of an unsplit cluster; token machines; and the highest rate that the public simulator
+        has for them, if any.
+
+    Raises:
+        ConfigError: If none are published.
+    """
+
+def design_presets() -> list[dict[str, str | None]]:
+    """List the designs that have a name, with what they are about and their machines by pool."""
+
 def slo_set(name_or_path: str) -> SloSet:
     """Read a set of objectives.
 
@@ -1027,4 +1049,30 @@ def mean_interval(values: list[float]) -> tuple[float, Interval | None]:
 
     Raises:
         ConfigError: If there is none.
+    """
+
+def machine_types(path: str | PathLike[str]) -> list[dict[str, Any]]:
+    """Read a file of machine types.
+
+    Args:
+        path: A TOML file, with a table ``[machine.NAME]`` for each.
+
+    Returns:
+        They, as plain data: the ``machine_types`` of a run.
+
+    Raises:
+        InputError: If the file is malformed; it names line and field.
+        SplitcoreError: If it cannot be read.
+    """
+
+def machine_price(machine: str, prices: str, machine_types: Sequence[Mapping[str, Any]]) -> Price:
+    """Tell what a machine takes.
+
+    Args:
+        machine: As ``"dgx-a100:tp4"``.
+        prices: The name of a price table, for what the machine's own type does not say.
+        machine_types: The user's, beside the built-in ones.
+
+    Raises:
+        ConfigError: If there is no such machine or table, or its price is not known.
     """

@@ -28,19 +28,15 @@ app.add_typer(profile_app, name="profile")
 
 # Native names of options that the command line does not spell with dashes for underscores.
 _OPTION_NAMES = {
-    "cost_per_hour": "cost-limit",
     "designs": "design",
+    "limits": "cost-limit",
     "duration_s": "duration",
     "from_seed": "from",
     "machine_types": "machines",
     "message_delay_s": "message-delay",
-    "power_w": "power-limit",
-    "rack_units": "space-limit",
-    "rate_rps": "rate",
     "requests": "requests-limit",
     "slo_ttft_s": "slo-ttft",
     "slo_tbt_s": "slo-tbt",
-    "step_rps": "step",
 }
 
 

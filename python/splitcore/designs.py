@@ -9,17 +9,13 @@ from splitcore.plan_schema import Design, Price
 
 __all__ = ["PRESETS", "design", "pool_sizes"]
 
+_POOLS = ("prompt", "token", "unsplit")
 PRESETS: Mapping[str, Mapping[str, str]] = {
-    "baseline-a100": {"unsplit": "dgx-a100"},
-    "baseline-h100": {"unsplit": "dgx-h100"},
-    "splitwise-aa": {"prompt": "dgx-a100", "token": "dgx-a100"},
-    "splitwise-hh": {"prompt": "dgx-h100", "token": "dgx-h100"},
-    "splitwise-ha": {"prompt": "dgx-h100", "token": "dgx-a100"},
-    "splitwise-hhcap": {"prompt": "dgx-h100", "token": "dgx-h100-cap"},
+    str(preset["name"]): {pool: machine for pool in _POOLS if (machine := preset[pool]) is not None}
+    for preset in _native.design_presets()
 }
 """The designs of the Splitwise paper: machines by pool."""
 
-_POOLS = ("prompt", "token", "unsplit")
 _FORM = f"one of {', '.join(PRESETS)}, or machines as prompt=NAME,token=NAME or unsplit=NAME"
 _NOTHING: Price = {"cost_per_hour": 0.0, "power_w": 0.0, "rack_units": 0.0}
 
@@ -43,13 +39,13 @@ def design(text: str, prices: str, machine_types: Sequence[Mapping[str, Any]]) -
     preset = next((known for known in PRESETS if lower in (known, known.removeprefix("splitwise-"))), None)
     pools = PRESETS[preset] if preset else _pools(name)
     if set(pools) not in ({"unsplit"}, {"prompt", "token"}):
-        raise wrong("design", "unsplit=NAME alone, or both prompt=NAME and token=NAME", text)
+        raise wrong("designs", "unsplit=NAME alone, or both prompt=NAME and token=NAME", text)
 
     def price(pool: str) -> Price:
         return _native.machine_price(pools[pool], prices, machine_types)
 
     return {
-        "name": preset or name,
+        "name": preset or "+".join(pools[pool] for pool in _POOLS if pool in pools),
         "prompt": pools.get("prompt"),
         "token": pools.get("token"),
         "unsplit": pools.get("unsplit"),
@@ -64,7 +60,7 @@ def _pools(text: str) -> dict[str, str]:
     for part in text.split(","):
         pool, equals, machine = (word.strip() for word in part.partition("="))
         if pool not in _POOLS or not equals or not machine or pool in pools:
-            raise wrong("design", _FORM, text)
+            raise wrong("designs", _FORM, text)
         pools[pool] = machine
     return pools
 

@@ -133,10 +133,10 @@ def takes(
         _, *own = inspect.signature(command).parameters.values()
 
         def run(**values: Any) -> None:
-            keywords = {
-                _KEYWORDS.get(name, name): _READERS.get(name, lambda value: value)(values.pop(name)) for name in shared
-            }
-            command(keywords, **values)
+            given = {name: values.pop(name) for name in shared}
+            for name in _READERS.keys() & given.keys():
+                given[name] = _READERS[name](given[name])
+            command({_KEYWORDS.get(name, name): value for name, value in given.items()}, **values)
 
         parameters = [*shared.values(), *own]
         run.__name__ = command.__name__

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["bars", "curves", "feasibility", "loads", "rates_around", "save", "save_all"]
 
-_FONTS = {"font.size": 11, "axes.titlesize": 12, "axes.titleweight": "bold", "axes.labelsize": 10.5}
+_FONTS: dict[Any, Any] = {"font.size": 11, "axes.titlesize": 12, "axes.titleweight": "bold", "axes.labelsize": 10.5}
 # Shares of a highest rate at which latencies are drawn: close where they begin to climb.
 _SHARES = (0.25, 0.5, 0.7, 0.8, 0.9, 0.95, 1.0, 1.05, 1.1, 1.2, 1.3)
 # Blue holds and vermilion fails, as everywhere; what follows from others is pale.
@@ -284,7 +284,12 @@ def feasibility(found: Plan, spec: Mapping[str, Any]) -> Figure:
 def _star(x: Sequence[float], y: Sequence[float], **more: Any) -> Any:
     from matplotlib.lines import Line2D
 
-    style = {"marker": "*", "markersize": 17, "markerfacecolor": COLOURS[4], "markeredgecolor": _FRONTIER}
+    style: dict[str, Any] = {
+        "marker": "*",
+        "markersize": 17,
+        "markerfacecolor": COLOURS[4],
+        "markeredgecolor": _FRONTIER,
+    }
     return Line2D(x, y, linestyle="", label="best", zorder=5, **style, **more)
 
 

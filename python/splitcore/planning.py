@@ -1,5 +1,6 @@
 """Which cluster for which traffic: the highest rate of one, and the best of many, found by simulation."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict, Unpack, cast
 
@@ -141,6 +142,9 @@ def plan_spec(
     _known("plan", run, _RUN)
     if goal not in GOALS:
         raise wrong("goal", ", ".join(GOALS), goal)
+    for name, limit in (("cost_limit", cost_limit), ("power_limit", power_limit), ("space_limit", space_limit)):
+        if limit is not None and not 0 < limit < math.inf:
+            raise wrong(name, "more than 0", limit)
     options = run_options({"duration_s": DURATION_S, **run})
     names = PRESETS if designs is None else designs
     return {

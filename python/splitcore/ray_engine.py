@@ -4,6 +4,8 @@ The search itself stays here and hands out runs as plain data; so files that opt
 be readable under the same path on every node. The answer is the one that threads of this machine give.
 """
 
+import logging
+import os
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -88,7 +90,8 @@ class Ray:
         """
         import ray
 
-        jobs = self._jobs or max(1, int(ray.cluster_resources().get("CPU", 1)))
+        processors = ray.cluster_resources().get("CPU", 1)  # type: ignore[no-untyped-call]
+        jobs = self._jobs or max(1, int(processors))
         size = min(_BATCH_MAX, max(1, len(indices) // (_BATCHES_PER_JOB * jobs)))
         waiting = deque(list(indices[start : start + size]) for start in range(0, len(indices), size))
         # Runs give the same result each time, so a task lost with its node is simply run again.
@@ -125,7 +128,15 @@ def _connected() -> Iterator[None]:
     if ray.is_initialized():
         yield
         return
-    ray.init(include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    try:
+        ray.init(address="auto", **quiet)
+    except ConnectionError:
+        # One that is named and does not answer is not to be taken for none.
+        if os.environ.get("RAY_ADDRESS"):
+            raise
+        # Nobody else needs to reach it.
+        ray.init(address="local", include_dashboard=False, _node_ip_address="127.0.0.1", **quiet)
     try:
         yield
     finally:

@@ -340,56 +340,7 @@ SPLITWISE: Mapping[str, Claim] = {claim.name: claim for claim in _SPLITWISE}
 """By name, in the order of the page."""
 
 GRID_STEP_RPS = 10.0
-GRID: Mapping[tuple[str, str], float] = {
-    **{
-        (design, "azure-conv"): rate
-        for design, rate in {
-            "baseline-a100": 50.0,
-            "baseline-h100": 110.0,
-            "splitwise-aa": 110.0,
-            "splitwise-hh": 120.0,
-            "splitwise-ha": 130.0,
-            "splitwise-hhcap": 140.0,
-        }.items()
-    },
-    **{
-        (design, "azure-code"): rate
-        for design, rate in {
-            "baseline-a100": 40.0,
-            "baseline-h100": 50.0,
-            "splitwise-aa": 60.0,
-            "splitwise-hh": 90.0,
-            "splitwise-ha": 90.0,
-            "splitwise-hhcap": 100.0,
-        }.items()
-    },
-}
-"""Highest rate at which the public simulator keeps all nine objectives, by design and trace, in requests a second."""
-
-POOLS: Mapping[tuple[str, str], Mapping[str, tuple[int, int]]] = {
-    ("iso-power", "azure-conv"): {
-        "baseline-a100": (70, 0),
-        "baseline-h100": (40, 0),
-        "splitwise-aa": (45, 25),
-        "splitwise-hh": (25, 15),
-        "splitwise-ha": (25, 26),
-        "splitwise-hhcap": (25, 21),
-    },
-    ("iso-power", "azure-code"): {
-        "baseline-a100": (70, 0),
-        "baseline-h100": (40, 0),
-        "splitwise-aa": (55, 15),
-        "splitwise-hh": (35, 5),
-        "splitwise-ha": (35, 8),
-        "splitwise-hhcap": (35, 7),
-    },
-    ("iso-cost", "azure-conv"): {
-        "baseline-h100": (40, 0),
-        "splitwise-aa": (51, 35),
-    },
-}
-"""Pool sizes in the scripts of the public simulator, by comparison and trace: prompt, or all, and token machines."""
-
+"""Of the rates that the public simulator was searched at. They and the pool sizes are with the planner's designs."""
 ATTAINMENT: Mapping[str, Mapping[float, tuple[float, float]]] = {
     "vllm": {
         1.0: (97.0, 96.8),

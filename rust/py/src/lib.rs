@@ -9,6 +9,7 @@ mod clock;
 mod cluster;
 mod errors;
 mod events;
+mod hardware;
 mod machine;
 mod placement;
 mod plan;
@@ -28,11 +29,16 @@ mod _native {
     #[pymodule_export]
     use crate::events::{Handled, Snapshot};
     #[pymodule_export]
+    use crate::hardware::{machine_price, machine_types};
+    #[pymodule_export]
     use crate::machine::Machine;
     #[pymodule_export]
     use crate::placement::{Leg, PlacedMany, Placement, Polled, Recovery, Why};
     #[pymodule_export]
-    use crate::plan::{Cache, Search, capacity, judge, mean_interval, placement, provision, slo_set};
+    use crate::plan::{
+        Cache, Search, capacity, design_presets, judge, mean_interval, placement, provision, published_pools,
+        slo_set,
+    };
     #[pymodule_export]
     use crate::simulate::{Report, profile_fit, simulate};
     #[pymodule_export]

@@ -1,6 +1,6 @@
 //! The planner: searches driven on the cores of this machine, and their parts for who drives them elsewhere.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Mutex, PoisonError};
@@ -12,9 +12,10 @@ use pyo3::types::PyDict;
 use pythonize::{depythonize, pythonize};
 use serde::de::DeserializeOwned;
 use splitcore_plan::capacity::{CapacitySearch, CapacitySpec};
+use splitcore_plan::designs::{self, Iso, PublishedPools};
 use splitcore_plan::placement::{PlacementSearch, PlacementSpec};
 use splitcore_plan::provision::{ProvisionSearch, ProvisionSpec};
-use splitcore_plan::{Drive, Probe, Progress, Search as _, Verdict};
+use splitcore_plan::{Drive, Probe, Progress, Verdict};
 use splitcore_sim::{Options, SimError};
 
 use crate::errors::{self, SplitcoreError};
@@ -52,7 +53,7 @@ impl Kind {
 fn part<T: DeserializeOwned>(spec: &Bound<'_, PyDict>, name: &str, expected: &str) -> PyResult<T> {
     let py = spec.py();
     let value = spec.get_item(name)?.unwrap_or_else(|| py.None().into_bound(py));
-    depythonize(&value).map_err(|_| errors::config(py, name, expected, &value))
+    depythonize(&value).map_err(|_| errors::config(py, name.trim_end_matches("_rps"), expected, &value))
 }
 
 /// As [`part`], of what is made of several; the error says what is wrong in it.
@@ -319,7 +320,9 @@ impl Search {
         });
         match told {
             (asked, given) if asked == given => Ok(()),
-            (asked, given) => Err(SplitcoreError::new_err(format!("{asked} probes were asked for, {given} verdicts told"))),
+            (asked, given) => {
+                Err(SplitcoreError::new_err(format!("{asked} probes were asked for, {given} verdicts told")))
+            }
         }
     }
 
@@ -350,4 +353,35 @@ pub(crate) fn mean_interval(py: Python<'_>, values: Vec<f64>) -> PyResult<(f64, 
     }
     let (mean, interval) = splitcore_plan::mean_with_interval(&values);
     Ok((mean, pythonize(py, &interval)?))
+}
+
+/// The designs that have a name.
+#[pyfunction]
+pub(crate) fn design_presets(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
+    Ok(pythonize(py, designs::presets())?)
+}
+
+/// The pool sizes of a design in one of the Splitwise paper's comparisons: machines of both pools, and the highest rate
+/// that the public simulator has for them.
+#[pyfunction]
+pub(crate) fn published_pools(
+    py: Python<'_>,
+    design: &str,
+    comparison: &str,
+    trace: &str,
+) -> PyResult<(u32, u32, Option<f64>)> {
+    let goal = match comparison {
+        "iso-power" => Iso::IsoPower,
+        "iso-cost" => Iso::IsoCost,
+        "iso-throughput" => Iso::IsoThroughput,
+        other => {
+            return Err(errors::config(py, "comparison", "iso-power, iso-cost or iso-throughput", other));
+        }
+    };
+    let Some(PublishedPools { prompt, token, max_rps }) = designs::published_pools(design, goal, trace)
+    else {
+        let got = format!("{design}, {trace}");
+        return Err(errors::config(py, "design", "a design and trace with published pools", got));
+    };
+    Ok((prompt, token, max_rps))
 }
