@@ -200,10 +200,10 @@ def test_commands_are_spelled_for_a_shell():
 
 def test_the_twelve_cells_lie_within_a_step_of_the_public_simulators():
     from splitcore.engines import engine
-    from splitcore.reproduce import splitwise
+    from splitcore.reproduce.splitwise import same_power
 
     effort = Effort(seeds=1, few_seeds=1, search_seeds=1, resolution=0.01, duration_s=120.0, step=1, requests=1)
-    (row,), (table,) = splitwise.grid(Lab(effort, engine("local")))
+    (row,), (table,) = same_power.grid(Lab(effort, engine("local")))
     assert len(table.rows) == 12
     for cells in table.rows:
         reference, ours = map(float, cells[3:5])

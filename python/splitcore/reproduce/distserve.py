@@ -37,7 +37,7 @@ def about(lab: Lab) -> list[str]:
     traces = "\n".join(f"- `{name}`: {told[0]}." for name, told in lengths.TRACES.items())
     return [
         "Times are those of the paper's own simulator for OPT on A100-80G (`costs=distserve`, and `distserve-vllm` for "
-        "the vLLM that it compares with). A goodput is the highest rate for each GPU at which 90 % of the requests keep "
+        "the vLLM that it compares with). A goodput is the highest rate for each GPU at which 90 % of requests keep "
         "both limits at once, as the paper defines it; the released search holds two percentiles apart. Arrivals are "
         f"Poisson, {effort.duration_s:g} s each, bisected to {effort.resolution:.2g}.",
         f"- **{MODELS[0].capitalize()}**: no transfer time and no bound on KV memory, as in the released simulator.\n"
