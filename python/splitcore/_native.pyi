@@ -632,6 +632,7 @@ class Machine:
         incarnation: int = 1,
         batch_tokens_max: int = 2048,
         batch_requests_max: int = 512,
+        pipeline_stages: int = 1,
         sit_out_max: int = 4,
         evictions_max: int = 4,
         report_interval_s: float = 1.0,
@@ -652,6 +653,8 @@ class Machine:
             incarnation: Grows with each restart.
             batch_tokens_max: Tokens of one pass; a single longer prompt runs alone.
             batch_requests_max: Requests of one pass.
+            pipeline_stages: Passes that may be in flight; with more than one, ``{"type": "stage_free", "pass"}`` tells that
+                the engine's first stage is free for the next.
             sit_out_max: Passes in a row that a decode may be left out.
             evictions_max: A request is spared after this many.
             report_interval_s: Seconds between two reports.
@@ -689,7 +692,7 @@ class Machine:
         """Tell when the next timeout is due, in nanoseconds, or None."""
 
     def plan(self) -> dict[str, Any]:
-        """Read the batch of the pass that is running, or of the last one.
+        """Read the batch of the pass that started last.
 
         Returns:
             ``pass``, ``prefills``, ``decodes``, ``puts``, ``prompt_tokens``, ``context_tokens``,

@@ -226,6 +226,9 @@ pub struct MachineConfig {
     pub batch_tokens_max: u32,
     /// Requests in one pass.
     pub batch_requests_max: u32,
+    /// Stages of the engine's pipeline: as many passes may be in flight.
+    #[cfg_attr(feature = "serde", serde(default = "one_stage"))]
+    pub pipeline_stages: u32,
     /// A decode that sat out this many passes in a row goes before prompts.
     pub sit_out_max: u32,
     /// A decode evicted this often is spared unless all candidates are.
@@ -249,6 +252,14 @@ pub struct MachineConfig {
     pub receives_max: Option<u32>,
 }
 
+/// Pipeline stages of a machine at most.
+pub const PIPELINE_STAGES_MAX: u32 = 64;
+
+#[cfg(feature = "serde")]
+fn one_stage() -> u32 {
+    1
+}
+
 impl Default for MachineConfig {
     fn default() -> Self {
         Self {
@@ -256,6 +267,7 @@ impl Default for MachineConfig {
             block_tokens: 16,
             batch_tokens_max: 2048,
             batch_requests_max: 512,
+            pipeline_stages: 1,
             sit_out_max: 4,
             evictions_max: 4,
             report_interval_ns: SECOND_NS,
@@ -341,6 +353,8 @@ impl MachineConfig {
         require(self.block_tokens > 0, "block_tokens", "at least 1", self.block_tokens)?;
         require(self.batch_tokens_max > 0, "batch_tokens_max", "at least 1", self.batch_tokens_max)?;
         require(self.batch_requests_max > 0, "batch_requests_max", "at least 1", self.batch_requests_max)?;
+        let stages = (1..=PIPELINE_STAGES_MAX).contains(&self.pipeline_stages);
+        require(stages, "pipeline_stages", "1 to 64", self.pipeline_stages)?;
         let sits = (1..=u32::from(u16::MAX)).contains(&self.sit_out_max);
         require(sits, "sit_out_max", "1 to 65535", self.sit_out_max)?;
         require(self.report_interval_ns > 0, "report_interval_ns", "at least 1", self.report_interval_ns)?;

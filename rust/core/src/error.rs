@@ -26,9 +26,9 @@ pub enum EventError {
     },
     /// The machine already holds a leg of this attempt.
     DuplicateLeg(LegKey),
-    /// The engine ended a leg that is not in the running pass.
+    /// The engine ended a leg that is not in the pass.
     NotInPass(LegKey),
-    /// The engine finished a pass that is not running.
+    /// The engine finished a pass that is not running, or not the oldest, or says of such a one where it is.
     NotRunning {
         /// The pass it named.
         pass: u64,

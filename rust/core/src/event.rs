@@ -334,7 +334,13 @@ pub enum MachineEvent {
         /// Which.
         machine: MachineId,
     },
-    /// The engine finished the running pass.
+    /// The first stage of the engine is free: another pass may start beside those in flight. An engine of one stage
+    /// need not say so.
+    StageFree {
+        /// The pass that has left it.
+        pass: u64,
+    },
+    /// The engine finished the running pass; of several, the oldest.
     IterationDone {
         /// Its number.
         pass: u64,

@@ -744,3 +744,15 @@ fn regression_a_machine_that_is_back_keeps_what_waits_before_it_drops_its_legs()
     let told = commands(&registers(&mut head, id(0), 1, report(1), vec![claim(key(1), 0, whole(10), here)]));
     assert!(matches!(told[..2], [(0, Command::Keep { .. }), (0, Command::Abort { .. })]), "{told:?}");
 }
+
+#[test]
+fn regression_what_has_its_last_token_is_placed_nowhere_when_its_machine_gives_it_back() {
+    let mut head = Head::with_capacity(ClusterConfig::default(), &[Role::Mixed, Role::Mixed], 11);
+    let machine = head.place(1, 10, 1).prompt().unwrap();
+    // Given by an attempt whose end was never told. One token more would not fit any machine.
+    assert_eq!(head.fact(Notice::Progress { key: key(1), tokens: 1 }), splitcore_core::error::Applied::Yes);
+    let told = head.notice(machine.index, Notice::Relief { key: key(1) });
+    let outcome = splitcore_core::event::Outcome::Finished;
+    assert_eq!(told.last(), Some(&ClusterAction::Ended { request: RequestId(1), outcome }));
+    assert!(matches!(commands(&told)[..], [(_, Command::Abort { .. })]), "{told:?}");
+}

@@ -49,6 +49,7 @@ impl Machine {
         incarnation = 1,
         batch_tokens_max = 2048,
         batch_requests_max = 512,
+        pipeline_stages = 1,
         sit_out_max = 4,
         evictions_max = 4,
         report_interval_s = 1.0,
@@ -69,6 +70,7 @@ impl Machine {
         incarnation: u32,
         batch_tokens_max: u32,
         batch_requests_max: u32,
+        pipeline_stages: u32,
         sit_out_max: u32,
         evictions_max: u32,
         report_interval_s: f64,
@@ -86,6 +88,7 @@ impl Machine {
             block_tokens,
             batch_tokens_max,
             batch_requests_max,
+            pipeline_stages,
             sit_out_max,
             evictions_max,
             report_interval_ns: seconds("report_interval_s", report_interval_s)?,
@@ -127,7 +130,7 @@ impl Machine {
         self.with(py, |state| Ok(state.core.next_deadline().map(Time::as_ns)))
     }
 
-    /// Read the batch of the pass that is running, or of the last one.
+    /// Read the batch of the pass that started last.
     fn plan<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let plan = self.with(py, |state| Ok(state.core.plan().clone()))?;
         Ok(pythonize(py, &plan)?)

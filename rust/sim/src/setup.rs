@@ -190,7 +190,7 @@ fn machine_config(
     } else {
         UNLIMITED_BLOCKS
     };
-    Ok(MachineConfig { blocks, ..base })
+    Ok(MachineConfig { blocks, pipeline_stages: kind.pp, ..base })
 }
 
 /// One of a few names, or an error that lists them.

@@ -147,6 +147,11 @@ impl Setup {
         if rng.chance(200) {
             setup.interrupt(&mut rng);
         }
+        if rng.chance(250) {
+            for machine in &mut setup.machines {
+                machine.config.pipeline_stages = rng.within(1, 4) as u32;
+            }
+        }
         setup
     }
 
@@ -176,7 +181,8 @@ impl Setup {
         let limits = machine.map(|config| {
             config.park_limit_ns + config.transfer_limit_ns.unwrap_or(0) * 6 + config.report_interval_ns
         });
-        let passes = (self.pass_ns.1 + self.engine_lag_ns) * 200;
+        let stages = self.machines.iter().map(|machine| u64::from(machine.config.pipeline_stages)).max();
+        let passes = (self.pass_ns.1 + self.engine_lag_ns) * 200 * stages.unwrap_or(1);
         let cluster = &self.cluster;
         let waits =
             cluster.park_limit_ns + cluster.rejoin_limit_ns + cluster.retry_interval_ns + self.grace_ns;
@@ -224,6 +230,7 @@ fn machines(rng: &mut Rng, largest: u32, block_tokens: u32, tight: bool) -> Vec<
         block_tokens,
         batch_tokens_max: rng.pick(&[1, 8, 64, 2048]),
         batch_requests_max: rng.pick(&[1, 2, 8, 512]),
+        pipeline_stages: 1,
         sit_out_max: rng.pick(&[1, 2, 4]),
         evictions_max: rng.pick(&[0, 1, 4]),
         report_interval_ns: rng.pick(&[1_000, 10_000, 10_000, 200_000]),

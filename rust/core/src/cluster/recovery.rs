@@ -157,19 +157,28 @@ impl Cluster {
     /// A request has lost its placement: a new attempt, with what the client has as part of its prompt.
     pub(super) fn fault(&mut self, slot: u32, actions: &mut Vec<ClusterAction>) {
         let too_many = self.count_fault(slot);
-        let request = self.requests.get(slot);
-        if request.delivered >= request.arrival.max_new_tokens {
-            // The client has everything there can be; only the word that it is over was lost.
-            self.give_up_legs(slot, actions);
-            self.counters.finished += 1;
-            self.end(slot, Outcome::Finished, actions);
-        } else if !request.arrival.resumable {
+        if self.end_if_given(slot, actions) {
+            return;
+        }
+        if !self.requests.get(slot).arrival.resumable {
             self.fail(slot, Outcome::NotResumable, actions);
         } else if too_many {
             self.fail(slot, Outcome::AttemptsMax, actions);
         } else {
             self.place_again(slot, actions);
         }
+    }
+
+    /// Ends a request whose client has everything there can be; only the word that it is over was lost.
+    pub(super) fn end_if_given(&mut self, slot: u32, actions: &mut Vec<ClusterAction>) -> bool {
+        let request = self.requests.get(slot);
+        let given = request.delivered >= request.arrival.max_new_tokens;
+        if given {
+            self.give_up_legs(slot, actions);
+            self.counters.finished += 1;
+            self.end(slot, Outcome::Finished, actions);
+        }
+        given
     }
 
     /// Counts a fault. Returns whether it was one too many.
@@ -280,7 +289,9 @@ impl Cluster {
     ) -> Applied {
         let Some((slot, _)) = self.find_leg(from, key, |_| true) else { return self.late() };
         self.counters.relieved += 1;
-        self.place_again(slot, actions);
+        if !self.end_if_given(slot, actions) {
+            self.place_again(slot, actions);
+        }
         Applied::Yes
     }
 
@@ -294,7 +305,9 @@ impl Cluster {
         for (_, slot) in stuck {
             self.counters.relieved += 1;
             self.requests.get_mut(slot).whole = true;
-            self.place_again(slot, actions);
+            if !self.end_if_given(slot, actions) {
+                self.place_again(slot, actions);
+            }
         }
     }
 

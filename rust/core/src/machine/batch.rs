@@ -8,11 +8,15 @@
 //! 3. decodes that sat out the last pass, oldest first,
 //! 4. the other decodes by arrival.
 //!
+//! With a pipeline it takes none that is in a pass in flight, and no more than its share of the decodes.
+//!
 //! Joins and pauses happen between passes only. A paused decode keeps its blocks; an evicted one loses them and is
 //! recomputed. The two have two counters.
 
+use super::pipeline::NO_PASS;
 use super::plan::Prefill;
-use super::{Activity, Machine, Queued};
+use super::{Machine, Queued};
+use crate::config::MachineConfig;
 use crate::event::{MachineAction, Put};
 use crate::id::Order;
 use crate::leg::{Compute, Notice, Outbound};
@@ -29,9 +33,10 @@ pub(crate) struct Decode {
     pub(crate) room_tokens: u32,
     /// Passes in a row it was left out of.
     pub(super) sat_out: u16,
-    /// It is in the pass being built or run. Where all are, this says nothing: see [`Machine::all_run`].
-    pub(super) runs: bool,
-    /// Its request ended in the running pass, or it was aborted during it.
+    /// The mark of the pass being built or in flight that it is in. Where all are, this says nothing: see
+    /// [`Machine::all_run`].
+    pub(super) runs: u8,
+    /// Its request ended in its running pass, or it was aborted during it.
     pub(super) ends: bool,
 }
 
@@ -39,6 +44,7 @@ pub(crate) struct Decode {
 struct Budget {
     tokens: u32,
     requests: u32,
+    decodes: u32,
     empty: bool,
 }
 
@@ -53,27 +59,36 @@ impl Budget {
         self.empty = false;
         true
     }
+
+    /// Takes a decode if it fits.
+    fn take_decode(&mut self) -> bool {
+        let takes = self.decodes > 0 && self.take(1);
+        self.decodes -= u32::from(takes);
+        takes
+    }
 }
 
 impl Machine {
-    /// Builds the next pass and asks for it, unless there is nothing to run. No pass is running.
+    /// Builds the next pass and asks for it, unless there is nothing to run. It may start.
     pub(super) fn start_pass(&mut self, actions: &mut Vec<MachineAction>) {
-        self.activity = Activity::Idle;
+        self.due = false;
+        self.set_plan_aside();
         let mut evicted = None;
         // An eviction can empty the very pass it was for; what it freed then serves another.
         while self.has_work() && evicted.replace(self.counters.evicted) != Some(self.counters.evicted) {
             self.build_pass(actions);
             if !self.plan.is_empty() {
-                self.activity = Activity::Running;
+                self.enter();
                 self.stuck_since = None;
-                self.plan.pass += 1;
                 self.count_sitting_out();
                 self.attach_puts();
                 actions.push(MachineAction::Run { pass: self.plan.pass });
                 return;
             }
         }
-        self.stuck_since = if self.has_work() { self.stuck_since.or(Some(self.now)) } else { None };
+        self.take_plan_back();
+        let stuck = self.has_work() && !self.is_running();
+        self.stuck_since = if stuck { self.stuck_since.or(Some(self.now)) } else { None };
     }
 
     fn build_pass(&mut self, actions: &mut Vec<MachineAction>) {
@@ -90,19 +105,20 @@ impl Machine {
         if self.decodes_changed {
             self.list_decodes();
         }
-        if self.plan.is_empty() {
+        if self.plan.is_empty() && !self.is_running() {
             self.take_landed(&mut self.budget());
         }
     }
 
     fn budget(&self) -> Budget {
-        Budget { tokens: self.config.batch_tokens_max, requests: self.config.batch_requests_max, empty: true }
+        let MachineConfig { batch_tokens_max: tokens, batch_requests_max: requests, .. } = self.config;
+        Budget { tokens, requests, decodes: self.decodes_share(), empty: true }
     }
 
     fn take_starved(&mut self, budget: &mut Budget) {
-        let limit = self.config.sit_out_max;
+        let (limit, mark) = (self.config.sit_out_max, self.next_mark());
         for decode in self.decodes.iter_mut().filter(|decode| u32::from(decode.sat_out) >= limit) {
-            decode.runs = budget.take(1);
+            decode.runs = if budget.take_decode() { mark } else { NO_PASS };
         }
     }
 
@@ -128,7 +144,7 @@ impl Machine {
         true
     }
 
-    /// Where a pass would be empty, legs whose KV has landed go past prompts that wait for the very blocks they
+    /// Where a machine would stand still, legs whose KV has landed go past prompts that wait for the very blocks they
     /// hold: they have all they need, and once they decode they can give way.
     fn take_landed(&mut self, budget: &mut Budget) {
         let mut at = 0;
@@ -166,21 +182,23 @@ impl Machine {
 
     /// Decodes in the order of the rule. Almost always all of them fit, and no flag needs to be set.
     fn take_decodes(&mut self, budget: &mut Budget) {
-        let taken =
-            if self.sitting_out > 0 { self.decodes.iter().filter(|decode| decode.runs).count() } else { 0 };
+        let marked = |decode: &&Decode| decode.runs != NO_PASS;
+        let taken = if self.sitting_out > 0 { self.decodes.iter().filter(marked).count() } else { 0 };
         let waiting = (self.decodes.len() - taken) as u32;
-        let all_ran = std::mem::replace(&mut self.all_run, waiting <= budget.tokens.min(budget.requests));
+        let all_run = self.config.pipeline_stages == 1 && waiting <= budget.tokens.min(budget.requests);
+        let all_ran = std::mem::replace(&mut self.all_run, all_run);
         self.decodes_changed |= !(all_ran && self.all_run);
         if self.all_run {
             if taken > 0 {
-                self.decodes.iter_mut().for_each(|decode| decode.runs = false);
+                self.decodes.iter_mut().for_each(|decode| decode.runs = NO_PASS);
             }
             return;
         }
+        let mark = self.next_mark();
         for sat_out in [true, false] {
-            for decode in self.decodes.iter_mut().filter(|decode| !decode.runs) {
-                if sat_out == (decode.sat_out > 0) {
-                    decode.runs = budget.take(1);
+            for decode in self.decodes.iter_mut().filter(|decode| decode.runs == NO_PASS) {
+                if sat_out == (decode.sat_out > 0) && budget.take_decode() {
+                    decode.runs = mark;
                 }
             }
         }
@@ -189,10 +207,11 @@ impl Machine {
     /// Gives each running decode the block its next token needs, oldest first; where none is free the youngest is
     /// evicted.
     fn grow(&mut self, actions: &mut Vec<MachineAction>) {
+        let mark = self.next_mark();
         let mut index = 0;
         while index < self.decodes.len() {
             let decode = self.decodes[index];
-            if !self.runs(&decode) {
+            if !self.all_run && decode.runs != mark {
                 index += 1;
                 continue;
             }
@@ -211,18 +230,20 @@ impl Machine {
                 self.plan.context_tokens_max = 0;
                 index = 0;
             } else {
-                // The oldest is never taken: it sits this pass out and keeps what it has.
+                // The oldest is never taken, nor what another pass computes: this one sits out and keeps what it has.
                 self.leave_out(index);
             }
         }
     }
 
-    /// The youngest decode that has not been evicted too often, or the youngest if all have; never the oldest.
+    /// The youngest decode that has not been evicted too often, or the youngest if all have; never the oldest. None
+    /// while that one is in a pass in flight.
     fn victim(&self) -> Option<usize> {
         let limit = self.config.evictions_max;
         let younger = 1..self.decodes.len();
         let evictions = |index: usize| self.legs.get(self.decodes[index].slot).evictions;
-        younger.clone().rev().find(|&index| evictions(index) < limit).or(younger.last())
+        let youngest = younger.clone().rev().find(|&index| evictions(index) < limit).or(younger.last());
+        youngest.filter(|&index| [NO_PASS, self.next_mark()].contains(&self.decodes[index].runs))
     }
 
     fn evict(&mut self, index: usize, actions: &mut Vec<MachineAction>) {
@@ -238,24 +259,26 @@ impl Machine {
         actions.push(MachineAction::Notify { notice });
     }
 
-    /// Whether a decode is in the pass being built or run.
+    /// Whether a decode is in the pass being built or in one in flight.
     pub(super) fn runs(&self, decode: &Decode) -> bool {
-        self.all_run || decode.runs
+        self.all_run || decode.runs != NO_PASS
     }
 
     fn leave_out(&mut self, index: usize) {
         if std::mem::take(&mut self.all_run) {
-            self.decodes.iter_mut().for_each(|decode| decode.runs = true);
+            let mark = self.next_mark();
+            self.decodes.iter_mut().for_each(|decode| decode.runs = mark);
         }
-        self.decodes[index].runs = false;
+        self.decodes[index].runs = NO_PASS;
         self.decodes_changed = true;
     }
 
     /// Writes the plan's decodes anew. Left alone while the same ones run pass after pass.
     fn list_decodes(&mut self) {
+        let mark = self.next_mark();
         self.plan.decodes.clear();
         for decode in &self.decodes {
-            if self.all_run || decode.runs {
+            if self.all_run || decode.runs == mark {
                 self.plan.decodes.push(self.legs.get(decode.slot).key);
             }
         }
@@ -269,7 +292,7 @@ impl Machine {
             return;
         }
         for decode in &mut self.decodes {
-            if self.all_run || decode.runs {
+            if self.all_run || decode.runs != NO_PASS {
                 self.sitting_out -= u32::from(decode.sat_out > 0);
                 decode.sat_out = 0;
             } else {
@@ -310,7 +333,7 @@ impl Machine {
         let kv_tokens = leg.work.prompt_tokens + leg.generated;
         self.kv_tokens += u64::from(kv_tokens);
         self.kv_tokens -= u64::from(std::mem::replace(&mut leg.kv_tokens, kv_tokens));
-        if self.is_running() {
+        if self.is_running() && self.config.pipeline_stages == 1 {
             self.joining.push(slot);
         } else {
             self.list_decode(slot);
@@ -326,7 +349,7 @@ impl Machine {
             kv_tokens: std::mem::take(&mut leg.kv_tokens),
             room_tokens: leg.table.len() * self.config.block_tokens,
             sat_out: 0,
-            runs: false,
+            runs: NO_PASS,
             ends: false,
         };
         let at = self.decodes.partition_point(|other| other.order < decode.order);

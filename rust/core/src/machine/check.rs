@@ -2,7 +2,9 @@
 
 use std::fmt;
 
-use super::Machine;
+use super::batch::Decode;
+use super::pipeline::{NO_PASS, mark};
+use super::{Machine, Prefill};
 use crate::leg::{Compute, Inbound};
 
 /// An invariant that does not hold: a bug in the machine.
@@ -30,7 +32,8 @@ impl Machine {
     pub fn check(&self) -> Result<(), MachineFault> {
         self.check_blocks()?;
         self.check_counts()?;
-        self.check_queues()
+        self.check_queues()?;
+        self.check_passes()
     }
 
     fn check_blocks(&self) -> Result<(), MachineFault> {
@@ -106,5 +109,31 @@ impl Machine {
         })?;
         let out = self.decodes.iter().filter(|decode| decode.sat_out > 0).count() as u32;
         ensure(out == self.sitting_out, || format!("{out} sit out, kept {}", self.sitting_out))
+    }
+
+    /// Every leg that computes is in one pass in flight, and the plan of each says who is in it.
+    fn check_passes(&self) -> Result<(), MachineFault> {
+        let (first, count) = (self.oldest_plan().pass, self.passes().count() as u64);
+        ensure(count <= u64::from(self.config.pipeline_stages), || format!("{count} passes in flight"))?;
+        ensure(self.passes().map(|plan| plan.pass).eq(first..first + count), || {
+            format!("passes {:?} in flight", self.passes().map(|plan| plan.pass).collect::<Vec<_>>())
+        })?;
+        let prefilling = self.legs.iter().filter(|(_, leg)| leg.compute() == Compute::Prefilling).count();
+        let planned: usize = self.passes().map(|plan| plan.prefills.len()).sum();
+        ensure(planned == prefilling, || format!("{prefilling} prefill, plans have {planned}"))?;
+        let mut marked = self.decodes.iter().filter(|decode| decode.runs != NO_PASS).count();
+        for plan in self.passes() {
+            let computes = |item: &Prefill| self.legs.get(item.slot).compute() == Compute::Prefilling;
+            ensure(plan.prefills.iter().all(computes), || {
+                format!("pass {} has prompts that left", plan.pass)
+            })?;
+            let runs = |decode: &&Decode| self.all_run || decode.runs == mark(plan.pass);
+            let keys = self.decodes.iter().filter(runs).map(|decode| self.legs.get(decode.slot).key);
+            ensure(keys.eq(plan.decodes.iter().copied()), || format!("decodes of pass {}", plan.pass))?;
+            marked = marked.saturating_sub(plan.decodes.len());
+        }
+        ensure(marked == 0, || format!("{marked} decodes are marked for no pass in flight"))?;
+        let ending = self.decodes.iter().any(|decode| decode.ends);
+        ensure(ending == self.ending, || format!("some decode ends: {ending}, kept {}", self.ending))
     }
 }

@@ -13,6 +13,7 @@ mod check;
 mod handoff;
 mod legs;
 mod pass;
+mod pipeline;
 mod plan;
 mod session;
 mod timeouts;
@@ -31,6 +32,7 @@ use crate::leg::{Command, LegState, Notice, Report, Work};
 use crate::time::Time;
 use batch::Decode;
 use legs::Legs;
+use pipeline::{NO_PASS, Pipeline};
 use session::Kept;
 
 /// What a machine has counted since it was made.
@@ -51,17 +53,6 @@ pub struct MachineCounters {
     pub relieved: u64,
     /// Commands of a Cluster that has been replaced.
     pub stale: u64,
-}
-
-/// What the engine is at.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Activity {
-    /// Nothing, until something changes.
-    Idle,
-    /// Nothing yet: the next Tick starts a pass.
-    Due,
-    /// A pass.
-    Running,
 }
 
 /// A leg in the prompt queue.
@@ -87,15 +78,17 @@ pub struct Machine {
     joining: Vec<u32>,
     /// Decodes with a pass missed.
     sitting_out: u32,
-    /// Every decode is in the pass being built or run.
+    /// Every decode is in the pass being built or run. Never with a pipeline.
     all_run: bool,
-    /// Some decode ends with the running pass.
+    /// Some decode ends with its running pass.
     ending: bool,
     /// The decodes of the next pass are not those of the last.
     decodes_changed: bool,
-    /// The running pass, or the last one.
+    /// The newest pass in flight, or the last one.
     plan: BatchPlan,
-    activity: Activity,
+    pipeline: Pipeline,
+    /// The next Tick starts a pass.
+    due: bool,
     /// KV tokens held or promised; what reports say.
     kv_tokens: u64,
     /// Blocks of the largest handoff so far: the default handoff floor.
@@ -143,11 +136,12 @@ impl Machine {
             decodes: Vec::new(),
             joining: Vec::new(),
             sitting_out: 0,
-            all_run: true,
+            all_run: config.pipeline_stages == 1,
             ending: false,
             decodes_changed: false,
             plan: BatchPlan::default(),
-            activity: Activity::Idle,
+            pipeline: Pipeline::default(),
+            due: false,
             kv_tokens: 0,
             handoff_blocks_seen_max: 0,
             early_grants: BTreeMap::new(),
@@ -193,12 +187,12 @@ impl Machine {
             return result;
         }
         match event {
-            MachineEvent::IterationDone { .. } => self.start_pass(actions),
             MachineEvent::Tick => self.tick(actions),
+            _ if !self.may_start() => {}
+            MachineEvent::IterationDone { .. } | MachineEvent::StageFree { .. } => self.start_pass(actions),
             // An idle machine starts with the Tick that is due at once: what arrives at the same instant (more
             // prompts, the grant that makes a transfer layer-wise) joins the pass.
-            _ if self.is_running() => {}
-            _ => self.activity = if self.has_work() { Activity::Due } else { Activity::Idle },
+            _ => self.due = self.has_work(),
         }
         if self.orphaned_at.is_some() {
             Self::mute(first, actions);
@@ -224,6 +218,7 @@ impl Machine {
             MachineEvent::ClusterLost => self.cluster_lost(),
             MachineEvent::Registered { epoch } => self.registered(epoch, actions),
             MachineEvent::Peer { from, message } => self.peer(from, message, actions),
+            MachineEvent::StageFree { pass } => self.stage_free(pass)?,
             MachineEvent::IterationDone { pass, ref ended } => self.iteration_done(pass, ended, actions)?,
             MachineEvent::LayersLanded { key, layers, of } => self.layers_landed(key, layers, of, actions),
             MachineEvent::LocalDone { key } => self.local_done(key, actions),
@@ -281,7 +276,7 @@ impl Machine {
 
     /// The pass first: what it changes goes into the report.
     fn tick(&mut self, actions: &mut Vec<MachineAction>) {
-        if self.activity == Activity::Due {
+        if self.due {
             self.start_pass(actions);
         }
         self.time_out(actions);
@@ -291,10 +286,10 @@ impl Machine {
         }
     }
 
-    /// When the next Tick is due: at once if an idle machine has something to run, else the report interval after
+    /// When the next Tick is due: at once if a pass may start and has something to run, else the report interval after
     /// the last report, if there is something new to tell or a pass is running.
     pub fn next_deadline(&self) -> Option<Time> {
-        if self.activity == Activity::Due {
+        if self.due {
             return Some(self.now);
         }
         Time::earliest(self.report_due(), self.timeout_due())
@@ -312,19 +307,14 @@ impl Machine {
         (tells && self.orphaned_at.is_none()).then(|| self.reported_at.after(self.config.report_interval_ns))
     }
 
-    /// The running pass, or the last one that ran.
+    /// The pass that started last.
     pub fn plan(&self) -> &BatchPlan {
         &self.plan
     }
 
-    /// Whether a pass is running.
-    pub fn is_running(&self) -> bool {
-        self.activity == Activity::Running
-    }
-
-    /// Whether a pass could have something in it.
+    /// Whether a pass could have something in it that is in no other.
     fn has_work(&self) -> bool {
-        !self.queue.is_empty() || !self.decodes.is_empty()
+        !self.queue.is_empty() || self.decodes.iter().any(|decode| decode.runs == NO_PASS)
     }
 
     /// What a report would say now.

@@ -1,6 +1,7 @@
 //! The end of a pass: what its prompts and decodes become.
 
-use super::{Activity, Machine};
+use super::Machine;
+use super::pipeline::{NO_PASS, mark};
 use crate::error::{Applied, EventError};
 use crate::event::MachineAction;
 use crate::id::LegKey;
@@ -13,7 +14,7 @@ impl Machine {
         ended: &[LegKey],
         actions: &mut Vec<MachineAction>,
     ) -> Result<Applied, EventError> {
-        if !self.is_running() || pass != self.plan.pass {
+        if !self.is_running() || pass != self.oldest_plan().pass {
             return Err(EventError::NotRunning { pass });
         }
         if let Some(&stray) = ended.iter().find(|&&key| !self.is_in_pass(key)) {
@@ -22,20 +23,27 @@ impl Machine {
         for &key in ended {
             self.mark_ended(key);
         }
-        self.activity = Activity::Idle;
+        self.leave();
         // Decodes first: a leg that only now begins to decode has not sat this pass out.
-        self.finish_decodes(actions);
+        self.finish_decodes(mark(pass), actions);
         self.finish_prefills(actions);
+        self.forget_oldest();
         while let Some(slot) = self.joining.pop() {
             self.list_decode(slot);
         }
         Ok(Applied::Yes)
     }
 
+    /// Whether a leg is in the oldest pass.
     fn is_in_pass(&self, key: LegKey) -> bool {
+        let oldest = self.oldest_plan();
         self.legs.find(key).is_some_and(|slot| match self.legs.get(slot).compute() {
-            Compute::Prefilling => true,
-            Compute::Decoding => self.decode_index(slot).is_some_and(|index| self.runs(&self.decodes[index])),
+            Compute::Prefilling => {
+                self.config.pipeline_stages == 1 || oldest.prefills.iter().any(|item| item.slot == slot)
+            }
+            Compute::Decoding => self
+                .decode_index(slot)
+                .is_some_and(|index| self.all_run || self.decodes[index].runs == mark(oldest.pass)),
             _ => false,
         })
     }
@@ -60,8 +68,8 @@ impl Machine {
     }
 
     fn finish_prefills(&mut self, actions: &mut Vec<MachineAction>) {
-        for index in 0..self.plan.prefills.len() {
-            let item = self.plan.prefills[index];
+        for index in 0..self.oldest_plan().prefills.len() {
+            let item = self.oldest_plan().prefills[index];
             let leg = self.legs.get_mut(item.slot);
             leg.generated += u32::from(item.samples);
             if leg.aborted {
@@ -92,33 +100,35 @@ impl Machine {
         }
     }
 
-    fn finish_decodes(&mut self, actions: &mut Vec<MachineAction>) {
+    fn finish_decodes(&mut self, mark: u8, actions: &mut Vec<MachineAction>) {
         if self.all_run {
             for decode in &mut self.decodes {
                 decode.kv_tokens += 1;
             }
             self.kv_tokens += self.decodes.len() as u64;
         } else {
-            self.finish_some();
+            self.finish_some(mark);
         }
         if std::mem::take(&mut self.ending) {
             self.take_ended(actions);
         }
     }
 
-    /// The general case: some ran, some sat out.
-    fn finish_some(&mut self) {
-        for decode in &mut self.decodes {
-            let ran = self.all_run || std::mem::take(&mut decode.runs);
-            decode.kv_tokens += u32::from(ran);
-            self.kv_tokens += u64::from(ran);
+    /// The general case: some ran, some sat out or are in another pass.
+    fn finish_some(&mut self, mark: u8) {
+        for decode in self.decodes.iter_mut().filter(|decode| decode.runs == mark) {
+            decode.runs = NO_PASS;
+            decode.kv_tokens += 1;
+            self.kv_tokens += 1;
         }
     }
 
     fn take_ended(&mut self, actions: &mut Vec<MachineAction>) {
         let mut index = 0;
         while index < self.decodes.len() {
-            if !self.decodes[index].ends {
+            let decode = &self.decodes[index];
+            if !decode.ends || decode.runs != NO_PASS {
+                self.ending |= decode.ends;
                 index += 1;
                 continue;
             }

@@ -12,6 +12,7 @@ use splitcore_core::id::{Attempt, LegKey, MachineId, RequestId};
 use splitcore_core::leg::{Compute, Inbound, Notice};
 use splitcore_core::machine::Machine;
 
+use super::flow_line::TimedPass;
 use super::outages::Outage;
 use super::{Event, World, internal};
 use crate::SimError;
@@ -158,14 +159,12 @@ impl<O: Observer> World<O> {
         for engine in &self.engines {
             engine.store(&mut self.streams);
         }
+        self.cut_passes(at, &lost);
         self.engines[at].reset();
-        if lost.is_running() {
-            self.cut_pass(at, &lost);
-        }
         self.halt_transfers_of(machine);
         let messages = &mut self.messages;
         self.queue.retain(|event| match *event {
-            Event::PassEnds(of) | Event::MachineTick(of) => of != machine,
+            Event::StageFree(of) | Event::PassEnds(of) | Event::MachineTick(of) => of != machine,
             Event::Message(at) => {
                 let gone = messages.get(at).concerns(machine);
                 if gone {
@@ -191,15 +190,21 @@ impl<O: Observer> World<O> {
         Ok(lost)
     }
 
-    /// The running pass of a crashed machine comes to nothing.
-    fn cut_pass(&mut self, at: usize, lost: &Machine) {
-        let (plan, engine) = (lost.plan(), &self.engines[at]);
-        let (started_ns, end_ns) = engine.pass_ns;
-        let decodes = plan.decodes.len() as u32;
-        self.tallies[at].cut_pass(end_ns - self.now_ns, plan.prompt_tokens, decodes);
-        self.timelines[engine.timeline()].take_back(self.now_ns, end_ns, decodes, plan.prompt_tokens);
-        if let Some(crashes) = &mut self.crashes {
-            crashes.tally.lost_work_ns += self.now_ns - started_ns;
+    /// The passes in flight of a crashed machine come to nothing.
+    fn cut_passes(&mut self, at: usize, lost: &Machine) {
+        let engine = &self.engines[at];
+        for (plan, pass) in lost.passes().zip(engine.line.passes()) {
+            let (decodes, worked_to_ns) = (plan.decodes.len() as u32, self.now_ns.min(pass.entered_ns));
+            self.tallies[at].cut_pass(pass.entered_ns - worked_to_ns, plan.prompt_tokens, decodes);
+            self.timelines[engine.timeline()].take_back(
+                self.now_ns,
+                pass.end_ns,
+                decodes,
+                plan.prompt_tokens,
+            );
+            if let Some(crashes) = &mut self.crashes {
+                crashes.tally.lost_work_ns += worked_to_ns - pass.start_ns;
+            }
         }
     }
 
@@ -289,7 +294,7 @@ impl<O: Observer> World<O> {
     /// The share of a pass that has ended in which lost work was done again, or work for nobody.
     #[cold]
     pub(super) fn count_lost_work(&mut self, at: usize) {
-        let (plan, engine) = (self.machines[at].plan(), &self.engines[at]);
+        let (plan, engine) = (self.machines[at].oldest_plan(), &self.engines[at]);
         let Some(crashes) = &mut self.crashes else { return };
         let mut count = 0;
         for prefill in &plan.prefills {
@@ -304,7 +309,7 @@ impl<O: Observer> World<O> {
         }
         if count > 0 {
             let tokens = u64::from(plan.prompt_tokens) + plan.decodes.len() as u64;
-            let lasted_ns = engine.pass_ns.1 - engine.pass_ns.0;
+            let lasted_ns = engine.line.passes().next().map_or(0, TimedPass::busy_ns);
             crashes.tally.lost_work_ns +=
                 (u128::from(lasted_ns) * u128::from(count) / u128::from(tokens)) as u64;
             crashes.tally.lost_tokens += u64::from(count);

@@ -6,6 +6,7 @@ use splitcore_core::machine::BatchPlan;
 use splitcore_core::placement::Placement;
 
 use super::crashes::Crashes;
+use super::flow_line::{FlowLine, TimedPass};
 use super::{Event, World};
 use crate::SimError;
 use crate::cost::Pass;
@@ -21,8 +22,7 @@ pub(super) struct Engine {
     cost: usize,
     /// Its place in [`World::timelines`].
     timeline: usize,
-    /// When the running pass began and ends.
-    pub(super) pass_ns: (u64, u64),
+    pub(super) line: FlowLine,
     /// The legs that end with the running pass, as the event that will say so.
     done: MachineEvent,
     /// The streams of the requests that decode here, by arrival, kept together: every pass touches them all.
@@ -66,9 +66,9 @@ impl Decoding {
 impl Engine {
     pub(super) fn new(machine: &MachineSetup) -> Self {
         Self {
+            line: FlowLine::new(machine.config.pipeline_stages),
             cost: machine.cost,
             timeline: machine.role as usize,
-            pass_ns: (0, 0),
             done: MachineEvent::IterationDone { pass: 0, ended: Vec::new() },
             batch: Vec::new(),
             behind: Vec::new(),
@@ -229,19 +229,28 @@ impl<O: Observer> World<O> {
         let cost = self.costs[engine.cost].pass_ns(&pass_of(plan));
         self.out_of_range_lookups += u64::from(cost.out_of_range);
         let (decodes, prompt_tokens) = (plan.decodes.len() as u32, plan.prompt_tokens);
-        let end_ns = self.now_ns + cost.ns;
-        engine.pass_ns = (self.now_ns, end_ns);
-        self.tallies[at].record_pass(cost.ns, prompt_tokens, decodes);
+        let pass = engine.line.enter(self.now_ns, cost.stage_ns, cost.ns);
+        let TimedPass { entered_ns, end_ns, .. } = pass;
+        self.tallies[at].record_pass(pass.busy_ns(), prompt_tokens, decodes);
         // Reports count what waits in the queue too; here it is what has blocks.
         let block_tokens = self.machines[at].config().block_tokens;
         self.tallies[at].record_kv(u64::from(self.machines[at].pool().held()) * u64::from(block_tokens));
         self.timelines[engine.timeline].add(self.now_ns, end_ns, decodes, prompt_tokens);
         self.observer.pass_started(self.now_ns, machine, end_ns, plan);
+        if entered_ns < end_ns {
+            self.queue.push(entered_ns, Event::StageFree(machine));
+        }
         self.queue.push(end_ns, Event::PassEnds(machine));
         for index in 0..self.machines[at].plan().puts.len() {
             let put = self.machines[at].plan().puts[index];
-            self.start_layer_wise(machine, &put, cost.ns);
+            self.start_layer_wise(machine, &put, end_ns - self.now_ns);
         }
+    }
+
+    pub(super) fn stage_free(&mut self, machine: u32) -> Result<(), SimError> {
+        let pass = self.machines[machine as usize].plan().pass;
+        self.log(13, machine, pass);
+        self.tell_machine(machine, &MachineEvent::StageFree { pass })
     }
 
     pub(super) fn pass_ends(&mut self, machine: u32) -> Result<(), SimError> {
@@ -249,11 +258,12 @@ impl<O: Observer> World<O> {
         let blank = MachineEvent::IterationDone { pass: 0, ended: Vec::new() };
         let mut done = std::mem::replace(&mut self.engines[at].done, blank);
         if let MachineEvent::IterationDone { pass, ended } = &mut done {
-            *pass = self.machines[at].plan().pass;
+            *pass = self.machines[at].oldest_plan().pass;
             ended.clear();
             self.log(7, machine, *pass);
             self.emit_tokens(at, ended);
         }
+        self.engines[at].line.leave();
         let result = self.tell_machine(machine, &done);
         // The event keeps its buffer for the next pass.
         self.engines[at].done = done;
@@ -263,11 +273,11 @@ impl<O: Observer> World<O> {
     /// Every request of the pass gets a token, unless its prompt needs more than this leg.
     fn emit_tokens(&mut self, at: usize, ended: &mut Vec<LegKey>) {
         let in_order = !self.crashes.as_ref().is_some_and(|crashes| crashes.outage.is_out_of_order);
-        self.engines[at].follow(self.machines[at].plan(), in_order, &mut self.streams);
+        self.engines[at].follow(self.machines[at].oldest_plan(), in_order, &mut self.streams);
         if self.crashes.is_some() {
             self.count_lost_work(at);
         }
-        let plan = self.machines[at].plan();
+        let plan = self.machines[at].oldest_plan();
         let engine = &mut self.engines[at];
         let before = ended.len();
         for prefill in plan.prefills.iter().filter(|prefill| prefill.samples) {
@@ -426,6 +436,7 @@ impl Engine {
         self.batch.clear();
         self.behind.clear();
         self.decodes_version = 0;
+        self.line.clear();
     }
 
     /// Its machine's place in [`World::timelines`].

@@ -7,6 +7,7 @@
 mod check;
 mod crashes;
 mod engine;
+mod flow_line;
 mod messages;
 mod outages;
 mod transfers;
@@ -43,7 +44,9 @@ use transfers::Transfers;
 enum Event {
     /// A message arrives: its place in [`Messages`].
     Message(u32),
-    /// A machine's pass ends.
+    /// A machine's newest pass leaves the first of several stages.
+    StageFree(u32),
+    /// A machine's oldest pass ends.
     PassEnds(u32),
     /// The earliest flow may have ended.
     LinksTimer,
@@ -185,6 +188,7 @@ impl<O: Observer> World<O> {
     fn happen(&mut self, event: Event) -> Result<(), SimError> {
         match event {
             Event::Message(at) => self.deliver(at),
+            Event::StageFree(machine) => self.stage_free(machine),
             Event::PassEnds(machine) => self.pass_ends(machine),
             Event::LinksTimer => self.flows_end(),
             Event::Lands(transfer) => self.land(transfer),

@@ -132,7 +132,8 @@ fn against_machine(machine: &Machine, draw: u64) -> Option<MachineEvent> {
     let first = machine.leg_keys().min();
     let command = |command| MachineEvent::Command { epoch: machine.epoch(), seq: AssignmentSeq(0), command };
     let source = MachineId { index: 7, incarnation: 9 };
-    let pass = machine.plan().pass;
+    let (pass, newest) = (machine.oldest_plan().pass, machine.plan().pass);
+    let is_pipelined = machine.config().pipeline_stages > 1;
     Some(match draw % 6 {
         0 => command(Command::Compute {
             key: first?,
@@ -141,6 +142,7 @@ fn against_machine(machine: &Machine, draw: u64) -> Option<MachineEvent> {
         }),
         1 => command(Command::Compute { key, order: Order(0), work }),
         2 => command(Command::Reserve { key, order: Order(0), work, source, start: true }),
+        3 if is_pipelined && draw & 0x100 == 0 => MachineEvent::StageFree { pass: newest + 1 },
         3 => MachineEvent::IterationDone { pass: pass + 1, ended: Vec::new() },
         4 if machine.is_running() => MachineEvent::IterationDone { pass, ended: vec![key] },
         4 => MachineEvent::IterationDone { pass, ended: Vec::new() },

@@ -1,5 +1,7 @@
 //! The engine of each machine, and what its driver does with tokens.
 
+use std::collections::BTreeSet;
+
 use splitcore_core::event::{Held, MachineEvent};
 use splitcore_core::id::{LegKey, MachineId};
 use splitcore_core::leg::{Command, Compute, Inbound};
@@ -68,11 +70,49 @@ impl World {
             self.put(id, put, Some(took));
         }
         let lag = self.rng.within(0, self.setup.engine_lag_ns);
-        self.push(self.now + took + lag, Event::PassDone { machine: id, pass });
+        let ends_at = self.now + took + lag;
+        if self.setup.machines[id.index as usize].config.pipeline_stages > 1 {
+            // It may come too late to be told: the pass has ended.
+            let free_at = self.now + self.rng.within(0, took + lag);
+            self.push(free_at, Event::StageFree { machine: id, pass });
+        }
+        let Some(place) = self.place(id) else { return };
+        place.passes.push_back((pass, ends_at));
+        if place.passes.len() == 1 {
+            self.push(ends_at, Event::PassDone { machine: id, pass });
+        }
+    }
+
+    /// An engine may say so twice.
+    pub(super) fn stage_free(&mut self, id: MachineId, pass: u64) {
+        let Some(place) = self.place(id) else { return };
+        if !place.passes.iter().any(|&(runs, _)| runs == pass) {
+            return;
+        }
+        if self.rng.chance(100) {
+            self.push(self.now, Event::StageFree { machine: id, pass });
+        }
+        self.tell_machine(id, &MachineEvent::StageFree { pass });
+    }
+
+    /// No more passes than stages, and no leg in two of them.
+    fn check_passes(&self, id: MachineId) {
+        let Some(machine) = self.machine(id) else { return };
+        let mut passes = 0;
+        let mut legs = BTreeSet::new();
+        for plan in machine.passes() {
+            passes += 1;
+            for key in plan.prefills.iter().map(|item| &item.key).chain(&plan.decodes) {
+                assert!(legs.insert(*key), "{key:?} is in two passes of {id:?}");
+            }
+        }
+        let stages = self.setup.machines[id.index as usize].config.pipeline_stages;
+        assert!(passes <= stages, "{id:?} has {passes} passes in flight");
     }
 
     /// The limits of a batch, its sums, and first come first served.
     fn check_plan(&self, id: MachineId, plan: &BatchPlan) {
+        self.check_passes(id);
         let config = self.setup.machines[id.index as usize].config;
         let items = plan.prefills.len() + plan.decodes.len();
         let tokens = plan.prompt_tokens as usize + plan.decodes.len();
@@ -99,7 +139,12 @@ impl World {
 
     pub(super) fn pass_done(&mut self, id: MachineId, pass: u64) {
         let Some(machine) = self.machine(id) else { return };
-        let plan = machine.plan().clone();
+        let plan = machine.oldest_plan().clone();
+        let Some(place) = self.place(id) else { return };
+        assert_eq!(place.passes.pop_front().map(|(oldest, _)| oldest), Some(pass));
+        if let Some(&(next, ends_at)) = place.passes.front() {
+            self.push(self.now.max(ends_at), Event::PassDone { machine: id, pass: next });
+        }
         let sampled = plan.prefills.iter().filter(|item| item.samples).map(|item| item.key);
         let mut ended = Vec::new();
         for key in sampled.chain(plan.decodes.iter().copied()).collect::<Vec<_>>() {
@@ -175,8 +220,8 @@ impl World {
     }
 }
 
-/// Prompts start in the order of arrival: none that waits came before one that starts. Where a pass would be empty,
-/// legs whose KV has landed may go past prompts that wait for blocks.
+/// Prompts start in the order of arrival: none that waits came before one that starts. Where a machine would stand
+/// still, legs whose KV has landed may go past prompts that wait for blocks.
 fn check_prompt_order(machine: &Machine, plan: &BatchPlan) {
     let claims = machine.claims();
     let order = |key: LegKey| {
@@ -186,7 +231,8 @@ fn check_prompt_order(machine: &Machine, plan: &BatchPlan) {
     let starts: Vec<_> = plan.prefills.iter().map(|item| order(item.key)).collect();
     assert!(starts.is_sorted(), "prompts start out of order: {plan:?}");
     let landed = |key| machine.leg(key).is_some_and(|(state, _)| state.inbound == Inbound::Ready);
-    if plan.decodes.is_empty() && plan.prefills.iter().all(|item| landed(item.key)) {
+    let alone = machine.passes().count() == 1;
+    if alone && plan.decodes.is_empty() && plan.prefills.iter().all(|item| landed(item.key)) {
         return;
     }
     let last = starts.last().copied().flatten();

@@ -67,6 +67,11 @@ enum Event {
     HostDies(usize),
     /// A drained machine goes.
     Leave(MachineId),
+    /// A pass has left the first stage of several.
+    StageFree {
+        machine: MachineId,
+        pass: u64,
+    },
     PassDone {
         machine: MachineId,
         pass: u64,
@@ -108,6 +113,8 @@ struct Place {
     leaves: Option<u64>,
     /// It has asked for a session before.
     greeted: bool,
+    /// The passes in its engine, oldest first, and when each would end alone.
+    passes: VecDeque<(u64, u64)>,
     /// What its engine knows of each leg.
     contexts: BTreeMap<LegKey, Context>,
 }
@@ -317,6 +324,7 @@ impl World {
             | Event::Notice(Node::Machine(id), _)
             | Event::Seek(id)
             | Event::Leave(id)
+            | Event::StageFree { machine: id, .. }
             | Event::PassDone { machine: id, .. }
             | Event::PeerLost { at: id, .. } => Some(*id),
             Event::Layers { transfer: number, .. } => transfer(number).map(|transfer| transfer.to),
@@ -347,6 +355,7 @@ impl World {
             Event::HostStarts => self.start_host(),
             Event::HostDies(host) => self.host_dies(host),
             Event::Leave(id) => self.leave(id),
+            Event::StageFree { machine, pass } => self.stage_free(machine, pass),
             Event::PassDone { machine, pass } => self.pass_done(machine, pass),
             Event::Layers { transfer, layers } => self.layers(transfer, layers),
             Event::LocalDone { transfer } => self.local_done(transfer),

@@ -212,8 +212,8 @@ pub(crate) const BUGS: &[Bug] = &[
     Bug {
         name: "err-counts",
         file: "machine/pass.rs",
-        right: "if !self.is_running() || pass != self.plan.pass {",
-        wrong: "self.counters.late += 1;\n        if !self.is_running() || pass != self.plan.pass {",
+        right: "if !self.is_running() || pass != self.oldest_plan().pass {",
+        wrong: "self.counters.late += 1;\n        if !self.is_running() || pass != self.oldest_plan().pass {",
         what: "the end of a pass that does not run is refused, and counted all the same",
     },
     Bug {
