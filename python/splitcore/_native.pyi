@@ -653,8 +653,8 @@ class Machine:
             incarnation: Grows with each restart.
             batch_tokens_max: Tokens of one pass; a single longer prompt runs alone.
             batch_requests_max: Requests of one pass.
-            pipeline_stages: Passes that may be in flight; with more than one, ``{"type": "stage_free", "pass"}`` tells that
-                the engine's first stage is free for the next.
+            pipeline_stages: Passes that may be in flight; with more than one, ``{"type": "stage_free", "pass"}`` tells
+                that the engine's first stage is free for the next.
             sit_out_max: Passes in a row that a decode may be left out.
             evictions_max: A request is spared after this many.
             report_interval_s: Seconds between two reports.

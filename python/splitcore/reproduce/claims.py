@@ -23,7 +23,7 @@ __all__ = [
     "Unit",
 ]
 
-Unit = Literal["ratio", "percent", "points", "ms", "tokens", "machines", "requests/s"]
+Unit = Literal["steps", "ratio", "percent", "points", "ms", "tokens", "machines", "requests/s"]
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ _SPLITWISE = (
         "public simulator at 8f99e7d, bisection on a grid of 10 requests/s, one workload",
         "the twelve rates of the table below",
         Band(-1.0, 1.0),
-        "requests/s",
+        "steps",
         "the same grid, one workload (ours: the draws differ)",
     ),
     Claim(

@@ -57,7 +57,7 @@ def _trace(lab: Lab, name: str) -> str:
     return str(path)
 
 
-def _run(lab: Lab, application: Application, costs: Costs, pools: Mapping[str, str], **more: Any) -> dict[str, Any]:
+def _run(lab: Lab, application: Application, model: Costs, pools: Mapping[str, str], **more: Any) -> dict[str, Any]:
     return {
         **pools,
         "model": application.model,
@@ -65,7 +65,7 @@ def _run(lab: Lab, application: Application, costs: Costs, pools: Mapping[str, s
         "arrivals": "poisson",
         "duration_s": lab.effort.duration_s,
         "costs": "distserve",
-        **costs.options,
+        **model.options,
         **more,
     }
 
@@ -93,10 +93,11 @@ def _goodputs(lab: Lab, run: Mapping[str, Any], slo: str) -> list[float]:
     return [seed["max_rate"] / found["gpus"] for seed in found["seeds"]]
 
 
-def _ratio(over: Sequence[float], under: Sequence[float], why: str) -> Column:
+def _ratio(over: Sequence[float], under: Sequence[float], why: str, open_by: float = 0.0) -> Column:
     if min(under) <= 0 or not np.isfinite([*over, *under]).all():
         return Column((), why)
-    return Column([Part("", estimate([one / other for one, other in zip(over, under, strict=True)]))])
+    ratios = [one / other for one, other in zip(over, under, strict=True)]
+    return Column([Part("", estimate(ratios).widened(open_by))])
 
 
 def _row(name: str, columns: Mapping[str, Column], commands: Sequence[str], seeds: int) -> Row:
@@ -186,7 +187,9 @@ def gains(lab: Lab) -> Made:
                 )
                 commands += [_capacity_command(lab, run, slo) for run in runs]
                 split, whole = (_goodputs(lab, run, slo) for run in runs)
-                columns[costs.name] = _ratio(split, whole, "vLLM holds no rate: the lengths differ")
+                columns[costs.name] = _ratio(
+                    split, whole, "vLLM holds no rate: the lengths differ", lab.effort.resolution
+                )
                 told = [shown(estimate(each), "requests/s") for each in (split, whole)]
                 rows.append([name, f"{percent} %", costs.name, *told])
             if claim in DISTSERVE:

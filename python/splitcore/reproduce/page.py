@@ -97,7 +97,10 @@ def _claims(found: Section) -> str:
 
 def _column(row: Row, column: Column) -> str:
     parts = [f"{part.label}: {shown(part.found, row.claim.unit)}".removeprefix(": ") for part in column.parts]
-    return "<br>".join([*parts, *([f"({column.why})"] if column.why else [])])
+    remarks = [column.why] if column.why else []
+    if column.parts and column.verdict(row.claim) is Verdict.OPEN:
+        remarks.append(f"{max(part.found.count for part in column.parts)} seeds do not tell")
+    return "<br>".join([*parts, *(f"({remark})" for remark in remarks)])
 
 
 def _numbers(table: Table) -> str:

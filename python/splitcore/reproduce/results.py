@@ -77,6 +77,7 @@ class Section:
 
 
 _FORMS: Mapping[Unit, tuple[str, float, str]] = {
+    "steps": ("{:+.0f}", 1.0, ""),
     "ratio": ("{:.3g}", 1.0, "x"),
     "percent": ("{:+.3g}", 100.0, " %"),
     "points": ("{:+.1f}", 1.0, " points"),

@@ -22,7 +22,8 @@ class Verdict(Enum):
 RULE = f"""\
 A claim is a number with a band around it, or a limit, and where there is one the *neutral* value, at which nothing
 would be claimed (a ratio of 1, a loss of 0). Ours is a mean over seeds with its 95 % interval (Student's t; of ratios
-and differences the pairs of the same seed, that is of the same requests). The first that applies:
+and differences the pairs of the same seed, that is of the same requests), wider at both ends by what the bisection of
+rates leaves open. The first that applies:
 
 1. *{Verdict.AGREES.value}*: the mean lies in the band and the interval lies on the claimed side of the neutral value.
    Without a neutral value the whole interval lies in the band.
@@ -44,6 +45,12 @@ class Estimate:
     high: float | None
     count: int
     """Of seeds; 0 for what follows from arithmetic alone."""
+
+    def widened(self, by: float) -> "Estimate":
+        """Add a share of the mean to the interval at both ends, for what a search leaves open."""
+        if self.low is None or self.high is None:
+            return self
+        return Estimate(self.mean, self.low - by * abs(self.mean), self.high + by * abs(self.mean), self.count)
 
 
 def estimate(values: Sequence[float]) -> Estimate:

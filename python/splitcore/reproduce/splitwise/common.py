@@ -87,7 +87,8 @@ def ratio_of(lab: Lab, pair: Sequence[Mapping[str, Any]], count: int | None = No
     rates, others = (lab.rates(run, seeds=count) for run in pair)
     if min(others) <= 0:
         return None
-    return estimate([rate / other for rate, other in zip(rates, others, strict=True)])
+    ratios = [rate / other for rate, other in zip(rates, others, strict=True)]
+    return estimate(ratios).widened(lab.effort.resolution)
 
 
 def column_of(parts: Sequence[tuple[str, Estimate | None]], why: str = "") -> Column:

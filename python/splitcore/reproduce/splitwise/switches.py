@@ -45,11 +45,17 @@ def workload_switch(lab: Lab) -> Made:
                 switched, own = (lab.rates(run) for run in runs)
                 lost = None
                 if min(own) > 0:
-                    lost = estimate([1 - rate / other for rate, other in zip(switched, own, strict=True)])
+                    kept = [rate / other for rate, other in zip(switched, own, strict=True)]
+                    found = estimate(kept).widened(lab.effort.resolution)
+                    lost = Estimate(1 - found.mean, _rest(found.high), _rest(found.low), found.count)
                 parts.append((SHORT[design], lost))
             columns[costs.name] = column_of(parts)
         made.append(row(name, columns, commands, seeds_told(lab.effort.seeds)))
     return made, []
+
+
+def _rest(share: float | None) -> float | None:
+    return None if share is None else 1 - share
 
 
 def model_switch(lab: Lab) -> Made:
@@ -65,7 +71,7 @@ def model_switch(lab: Lab) -> Made:
         for design in SPLIT:
             pairs = zip(rates[design], baseline, strict=True)
             ratio = estimate([rate / other for rate, other in pairs]) if min(baseline) > 0 else None
-            parts.append((SHORT[design], ratio))
+            parts.append((SHORT[design], ratio and ratio.widened(lab.effort.resolution)))
         rate_columns[costs.name] = column_of(parts)
         load = 0.9 * min(sum(rates[design]) / count for design in SPLIT)
         if load <= 0:
@@ -144,8 +150,8 @@ def batch(lab: Lab) -> Made:
     )
     about = (
         f"Conversation at {400.0 * lab.effort.load:g} requests/s, no objectives, seeds {seeds_told(count)}: requests "
-        "that end a second in the later half of the arrivals. What one DGX-A100 costs by each table is the unit of cost, as "
-        "the paper does not say which dollars it means."
+        "that end a second in the later half of the arrivals. What one DGX-A100 costs by each table is the unit of "
+        "cost, as the paper does not say which dollars it means."
     )
     made = [
         row("batch-equal", equal, commands, seeds_told(count)),
