@@ -28,6 +28,7 @@ pub mod links;
 pub mod machines;
 mod observer;
 pub mod options;
+mod phase;
 pub mod report;
 mod scenario;
 mod setup;

@@ -5,7 +5,7 @@ use crate::faults::Recovery;
 use crate::observer::Observer;
 use crate::options::Options;
 use crate::report::{Reference, RequestRow, TbtRule};
-use crate::setup::Setup;
+use crate::setup::{MachineSetup, Setup};
 use crate::simulate;
 use crate::workload::TraceRequest;
 use crate::world::World;
@@ -59,7 +59,8 @@ impl Scenario {
 
     /// GPUs of all machines together.
     pub fn gpus(&self) -> u64 {
-        self.setup.machines.iter().map(|machine| u64::from(machine.kind.gpus())).sum()
+        let counts = |machine: &&MachineSetup| !machine.is_instant;
+        self.setup.machines.iter().filter(counts).map(|machine| u64::from(machine.kind.gpus())).sum()
     }
 
     /// Runs the workload; of faults, if any, with requests that resume.

@@ -15,11 +15,12 @@ use crate::faults::FaultPlan;
 use crate::links::{Contention, Nic};
 use crate::machines::{Catalogue, MachineGroup, MachineKind, Model, kv_capacity_tokens, parse_groups};
 use crate::options::Options;
+use crate::phase::isolate;
 use crate::report::{AdmissionLimits, Reference, TbtRule};
 use crate::workload::{Arrivals, Sampling, Source, Workload, WorkloadSpec, mixed};
 
 /// KV blocks without a memory limit: more than any run holds, and few enough for token counts to stay small.
-const UNLIMITED_BLOCKS: u32 = 1 << 27;
+pub(crate) const UNLIMITED_BLOCKS: u32 = 1 << 27;
 
 /// One machine of the cluster to simulate.
 #[derive(Debug, Clone)]
@@ -32,6 +33,8 @@ pub(crate) struct MachineSetup {
     pub(crate) config: MachineConfig,
     pub(crate) link: Link,
     pub(crate) nic: Nic,
+    /// Its passes take no time.
+    pub(crate) is_instant: bool,
 }
 
 /// Everything a run needs.
@@ -106,7 +109,7 @@ impl Setup {
                 let name = machine_name(role, *number);
                 *number += 1;
                 let kind = group.kind.clone();
-                machines.push(MachineSetup { name, role, kind, cost, config, link, nic });
+                machines.push(MachineSetup { name, role, kind, cost, config, link, nic, is_instant: false });
             }
         }
         let names = || machines.iter().map(|machine| machine.name.as_str());
@@ -114,7 +117,7 @@ impl Setup {
         faults.as_ref().map_or(Ok(()), |plan| plan.check_delay(message_delay_ns))?;
         let costs: Vec<CostModel> = costs.into_iter().map(|(_, cost)| cost).collect();
         let pass_tokens_max = MachineConfig::default().batch_tokens_max;
-        Ok(Self {
+        let mut setup = Self {
             model,
             cost_kind,
             cost_tables: costs.iter().map(|cost| cost.table(pass_tokens_max)).collect::<Result<_, _>>()?,
@@ -129,7 +132,9 @@ impl Setup {
             faults,
             seed: options.seed,
             check: options.check,
-        })
+        };
+        isolate(options, &mut setup)?;
+        Ok(setup)
     }
 }
 

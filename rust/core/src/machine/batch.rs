@@ -71,7 +71,7 @@ impl Budget {
 impl Machine {
     /// Builds the next pass and asks for it, unless there is nothing to run. It may start.
     pub(super) fn start_pass(&mut self, actions: &mut Vec<MachineAction>) {
-        self.due = false;
+        self.pipeline.is_due = false;
         self.set_plan_aside();
         let mut evicted = None;
         // An eviction can empty the very pass it was for; what it freed then serves another.

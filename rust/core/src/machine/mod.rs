@@ -87,8 +87,6 @@ pub struct Machine {
     /// The newest pass in flight, or the last one.
     plan: BatchPlan,
     pipeline: Pipeline,
-    /// The next Tick starts a pass.
-    due: bool,
     /// KV tokens held or promised; what reports say.
     kv_tokens: u64,
     /// Blocks of the largest handoff so far: the default handoff floor.
@@ -141,7 +139,6 @@ impl Machine {
             decodes_changed: false,
             plan: BatchPlan::default(),
             pipeline: Pipeline::default(),
-            due: false,
             kv_tokens: 0,
             handoff_blocks_seen_max: 0,
             early_grants: BTreeMap::new(),
@@ -192,7 +189,7 @@ impl Machine {
             MachineEvent::IterationDone { .. } | MachineEvent::StageFree { .. } => self.start_pass(actions),
             // An idle machine starts with the Tick that is due at once: what arrives at the same instant (more
             // prompts, the grant that makes a transfer layer-wise) joins the pass.
-            _ => self.due = self.has_work(),
+            _ => self.pipeline.is_due = self.has_work(),
         }
         if self.orphaned_at.is_some() {
             Self::mute(first, actions);
@@ -276,7 +273,7 @@ impl Machine {
 
     /// The pass first: what it changes goes into the report.
     fn tick(&mut self, actions: &mut Vec<MachineAction>) {
-        if self.due {
+        if self.pipeline.is_due {
             self.start_pass(actions);
         }
         self.time_out(actions);
@@ -289,7 +286,7 @@ impl Machine {
     /// When the next Tick is due: at once if a pass may start and has something to run, else the report interval after
     /// the last report, if there is something new to tell or a pass is running.
     pub fn next_deadline(&self) -> Option<Time> {
-        if self.due {
+        if self.pipeline.is_due {
             return Some(self.now);
         }
         Time::earliest(self.report_due(), self.timeout_due())

@@ -18,7 +18,7 @@ pub(super) fn mark(pass: u64) -> u8 {
     (pass % u64::from(PIPELINE_STAGES_MAX)) as u8 + 1
 }
 
-/// The passes in flight but the newest, which is [`Machine::plan`].
+/// What is in flight: the plans of all passes but the newest, which is [`Machine::plan`].
 #[derive(Debug, Clone, Default)]
 pub(super) struct Pipeline {
     /// Oldest first.
@@ -29,6 +29,8 @@ pub(super) struct Pipeline {
     in_flight: u32,
     /// The newest is still in the first stage.
     is_entered: bool,
+    /// The next Tick starts a pass.
+    pub(super) is_due: bool,
 }
 
 impl Machine {

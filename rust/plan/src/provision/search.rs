@@ -76,19 +76,18 @@ impl ProvisionSearch {
             }
         }
         let grids = space.grids(&spec.limits, spec.machines_max);
-        let stage = match (spec.goal, spec.rate_rps) {
-            (Goal::MinCost | Goal::MinPower | Goal::MinSpace, Some(rate)) => {
-                let care = if spec.whole_map { Care::All } else { Care::Band };
-                Stage::Cheapest(Cheapest::new(&space, spec.goal, rate, care, grids))
-            }
-            _ => {
-                let floor_rps = match spec.options.requests {
-                    Some(_) => 1e-3,
-                    None => ARRIVALS_MIN / spec.options.duration_s.unwrap_or(DURATION_DEFAULT_S),
-                };
-                let rates = Rates::new(spec.rate_rps, floor_rps, spec.resolution);
-                Stage::Fastest(Fastest::new(&space, rates, grids.iter().map(Grid::outermost).collect()))
-            }
+        let stage = if let (Goal::MinCost | Goal::MinPower | Goal::MinSpace, Some(rate)) =
+            (spec.goal, spec.rate_rps)
+        {
+            let care = if spec.whole_map { Care::All } else { Care::Band };
+            Stage::Cheapest(Cheapest::new(&space, spec.goal, rate, care, grids))
+        } else {
+            let floor_rps = match spec.options.requests {
+                Some(_) => 1e-3,
+                None => ARRIVALS_MIN / spec.options.duration_s.unwrap_or(DURATION_DEFAULT_S),
+            };
+            let rates = Rates::new(spec.rate_rps, floor_rps, spec.resolution);
+            Stage::Fastest(Fastest::new(&space, rates, grids.iter().map(Grid::outermost).collect()))
         };
         Ok(Self {
             spec: spec.clone(),

@@ -67,6 +67,25 @@ fn a_pool_of_one_has_none_to_lose() {
 }
 
 #[test]
+fn what_takes_the_same_is_settled_by_machines_then_design_then_prompt_machines() {
+    let (one, two) = (price(1.0, 1.0, 1.0), price(2.0, 2.0, 2.0));
+    let best = |designs: Vec<Design>| {
+        let spec = spec(Goal::MinCost, Some(RATE), designs, 8);
+        let enough = |pools: Pools| {
+            if pools.design == 1 { pools.prompt >= 3 } else { pools.prompt + pools.token >= 6 }
+        };
+        let found =
+            kit::search(&spec, |pools, rate, _| rate <= if enough(pools) { 80.0 } else { 40.0 }).found;
+        kit::pools(&found.best.unwrap().candidate)
+    };
+    let (split, whole, capped) = (design(0, one, one), design(1, two, Price::default()), design(2, one, one));
+    let pools = |design: usize, prompt: u32, token: u32| Pools { design, prompt, token };
+    assert_eq!(best(vec![split.clone(), whole]), pools(1, 3, 0));
+    assert_eq!(best(vec![split.clone(), capped.clone()]), pools(0, 1, 5));
+    assert_eq!(best(vec![capped, split]), pools(2, 1, 5));
+}
+
+#[test]
 fn a_limit_that_binds_says_by_how_much() {
     let limits = Limits { power_w: Some(42_500.0), ..Limits::default() };
     let found = searched(&ProvisionSpec { limits, ..cheapest() });

@@ -90,7 +90,7 @@ fn settled(cell: &Cell) -> (Pools, bool) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 96, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 256, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn the_search_finds_what_a_search_of_every_cluster_does(
@@ -136,21 +136,17 @@ proptest! {
     /// Where pools may grow no further nothing tells luck from the edge, so there luck does not turn.
     #[test]
     fn luck_along_the_edge_does_not_hide_the_best(
-        spec in some_spec(), edges in edges(), flips in prop::collection::vec(any::<bool>(), 3 * COLUMNS * COLUMNS),
+        spec in some_spec(), edges in edges(), machines_max in 8_u32..12,
+        flips in prop::collection::vec(any::<bool>(), 3 * COLUMNS * COLUMNS),
     ) {
-        let last = (spec.machines_max / spec.machines_step).saturating_sub(2);
-        // Luck is of steps.
-        let in_steps = |pools: Pools| Pools {
-            prompt: pools.prompt / spec.machines_step, token: pools.token / spec.machines_step, ..pools
-        };
+        let spec = ProvisionSpec { machines_max, machines_step: 1, ..spec };
+        let last = machines_max - 2;
         let cluster_holds = |pools: Pools| {
-            let pools = in_steps(pools);
             let is_inner = pools.prompt <= last && pools.token <= last;
             let at = (pools.design * COLUMNS + pools.prompt as usize) * COLUMNS + pools.token as usize;
             is_beyond(&edges, pools) != (is_inner && is_at_edge(&edges, pools) && flips[at])
         };
-        let on_grid = |pools: Pools| pools.prompt % spec.machines_step == 0 && pools.token % spec.machines_step == 0;
-        let found = kit::search(&spec, |pools, rate, _| holds(on_grid(pools) && cluster_holds(pools), rate)).found;
+        let found = kit::search(&spec, |pools, rate, _| holds(cluster_holds(pools), rate)).found;
         let best = kit::best(&spec, kit::within(&spec).into_iter().filter(|&pools| cluster_holds(pools)));
         prop_assert_eq!(found.best.map(|best| kit::pools(&best.candidate)), best);
         for (design, candidate) in spec.designs.iter().zip(&found.designs) {
@@ -191,6 +187,9 @@ proptest! {
     }
 }
 
+/// Whether a cluster holds the rate.
+type Holds = fn(Pools) -> bool;
+
 /// What two pools in a row do: each has its own capacity, and a little is lost to the other.
 fn in_a_row(pools: Pools) -> bool {
     let (prompt, token) = (f64::from(pools.prompt), f64::from(pools.token));
@@ -201,26 +200,22 @@ fn in_a_row(pools: Pools) -> bool {
 fn a_large_grid_takes_few_runs() {
     let h100 = price(38.0, 7.0, 8.0);
     let a100 = price(17.0, 4.0, 8.0);
-    let edges: [(&str, fn(Pools) -> bool); 4] = [
-        ("in a row", in_a_row),
-        ("corner", |pools| pools.prompt >= 18 && pools.token >= 9),
-        ("sum", |pools| pools.prompt + pools.token >= 33),
-        ("nothing", |_| false),
+    let edges: [(&str, usize, Holds); 4] = [
+        ("in a row", 80, in_a_row),
+        ("corner", 45, |pools| pools.prompt >= 18 && pools.token >= 9),
+        ("sum", 160, |pools| pools.prompt + pools.token >= 33),
+        ("nothing", 5, |_| false),
     ];
-    for (name, edge) in edges {
+    for (name, most, edge) in edges {
         for (prompt, token) in [(h100, h100), (h100, a100)] {
             let spec = spec(Goal::MinCost, Some(RATE), vec![design(0, prompt, token)], 30);
             let at_most_30 = |pools: Pools| pools.prompt.max(pools.token) <= 30;
             let searched = kit::search(&spec, |pools, rate, _| holds(at_most_30(pools) && edge(pools), rate));
             let judged = searched.found.map.iter().filter(|cell| cell.judged.is_some()).count();
-            assert!(judged < 900 * 35 / 100, "{name}: {judged}");
+            assert!(judged <= most, "{name}: {judged}");
             let best = kit::best(&spec, kit::within(&spec).into_iter().filter(|&pools| edge(pools)));
             assert_eq!(searched.found.best.as_ref().map(|best| kit::pools(&best.candidate)), best);
-            let (clusters, rounds) = (searched.clusters(RATE), searched.rounds);
-            assert!(
-                clusters < 900 * 35 / 100 && rounds < 60,
-                "{name}: {clusters} clusters in {rounds} rounds"
-            );
+            assert!(searched.rounds < 40, "{name}: {} rounds", searched.rounds);
         }
     }
 }

@@ -1,7 +1,5 @@
 //! Designs, prices and clusters that are easy to tell apart, and a driver without a simulator.
 
-use std::collections::BTreeSet;
-
 use splitcore_plan::provision::{
     Candidate, Design, Goal, Limits, Price, Provision, ProvisionSearch, ProvisionSpec,
 };
@@ -113,14 +111,6 @@ pub(crate) struct Searched {
     pub(crate) found: Provision,
     pub(crate) probes: Vec<Probe>,
     pub(crate) rounds: usize,
-}
-
-impl Searched {
-    /// Clusters judged at a rate on the way, those run whole not counted.
-    pub(crate) fn clusters(&self, rate: f64) -> usize {
-        let at = self.probes.iter().filter(|probe| probe.options.rate == Some(rate) && !probe.whole);
-        at.map(pools_of).collect::<BTreeSet<Pools>>().len()
-    }
 }
 
 /// Searches where `holds` tells what a cluster does at a rate with a seed.

@@ -9,7 +9,7 @@ use super::crashes::Crashes;
 use super::flow_line::{FlowLine, TimedPass};
 use super::{Event, World};
 use crate::SimError;
-use crate::cost::Pass;
+use crate::cost::{Pass, PassCost};
 use crate::observer::Observer;
 use crate::report::{GapHistogram, NO_TIME_NS, Outcome, RequestRow};
 use crate::setup::MachineSetup;
@@ -18,8 +18,8 @@ use crate::workload::TraceRequest;
 /// A machine's engine.
 #[derive(Debug)]
 pub(super) struct Engine {
-    /// Its cost model.
-    cost: usize,
+    /// Its cost model; none where passes take no time.
+    cost: Option<usize>,
     /// Its place in [`World::timelines`].
     timeline: usize,
     pub(super) line: FlowLine,
@@ -67,7 +67,7 @@ impl Engine {
     pub(super) fn new(machine: &MachineSetup) -> Self {
         Self {
             line: FlowLine::new(machine.config.pipeline_stages),
-            cost: machine.cost,
+            cost: (!machine.is_instant).then_some(machine.cost),
             timeline: machine.role as usize,
             done: MachineEvent::IterationDone { pass: 0, ended: Vec::new() },
             batch: Vec::new(),
@@ -226,7 +226,10 @@ impl<O: Observer> World<O> {
         let at = machine as usize;
         let plan = self.machines[at].plan();
         let engine = &mut self.engines[at];
-        let cost = self.costs[engine.cost].pass_ns(&pass_of(plan));
+        let cost = match engine.cost {
+            Some(cost) => self.costs[cost].pass_ns(&pass_of(plan)),
+            None => PassCost { ns: 1, stage_ns: 1, out_of_range: false },
+        };
         self.out_of_range_lookups += u64::from(cost.out_of_range);
         let (decodes, prompt_tokens) = (plan.decodes.len() as u32, plan.prompt_tokens);
         let pass = engine.line.enter(self.now_ns, cost.stage_ns, cost.ns);
