@@ -50,7 +50,7 @@ def _ratio(value: float) -> Band:
 
 _TWO_MACHINES = (
     "one prompt and one token machine, coding lengths, so few arrivals that there is no batching; the same requests on "
-    "one machine that serves whole requests, {}"
+    "one machine that serves whole requests; medians over requests of {}"
 )
 
 _SPLITWISE = (
@@ -254,7 +254,7 @@ _SPLITWISE = (
     ),
     Claim(
         "transfer-share",
-        "KV transfer against prompt time, on average",
+        "KV transfer against prompt time",
         "VI-A, Fig. 14",
         "< 7 %",
         Band.below(0.07),
@@ -268,7 +268,7 @@ _SPLITWISE = (
         "0.8 %",
         Band.about(0.008, 0.004, neutral=0.0),
         "percent",
-        _TWO_MACHINES.format("E2E over theirs, on average"),
+        _TWO_MACHINES.format("E2E over theirs"),
     ),
     Claim(
         "e2e-serialized",
