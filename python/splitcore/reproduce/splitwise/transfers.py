@@ -61,7 +61,7 @@ def transfers(lab: Lab) -> Made:
             parts = [Part(label, found[at]) for label, found in known if found is not None]
             one_link = "the public simulator gives all machines one link" if costs is PUBLISHED else ""
             columns[costs.name] = Column(parts, one_link if parts else _NONE)
-        made.append(row(name, columns, commands, seeds_told(lab.effort.few_seeds)))
+        made.append(row(name, columns, commands, seeds_told(lab.effort.seeds)))
     nothing = Column((), _NONE)
     made.append(
         row(
@@ -83,7 +83,7 @@ def transfers(lab: Lab) -> Made:
         "machines", "model", "transfer", "of prompt time", "of E2E", "of E2E, longest tenth of prompts", "second token",
     )  # fmt: skip
     about = (
-        f"{lab.effort.requests} coding requests each of seeds {seeds_told(lab.effort.few_seeds)}, one after another: "
+        f"{lab.effort.requests} coding requests each of seeds {seeds_told(lab.effort.seeds)}, one after another: "
         "what a prompt and a token machine add to one machine that serves whole requests; medians over requests."
     )
     return made, [Table("What the transfer costs a request alone", about, head, rows)]
@@ -94,7 +94,7 @@ def _two_machines(lab: Lab, costs: Costs, machine: str, mode: str) -> list[dict[
     alone = {"trace": CODE, "sampling": "independent", "rate": _RATE_RPS, "requests": lab.effort.requests}
     rules = {**costs.options, "transfer": mode}
     runs: list[dict[str, Any]] = []
-    for seed in range(lab.effort.few_seeds):
+    for seed in range(lab.effort.seeds):
         split = {"prompt": f"1x{machine}", "token": f"1x{machine}"}
         for pools in (split, {"unsplit": f"1x{machine}"}):
             runs.append({**pools, **alone, "duration_s": 10.0 / _RATE_RPS * lab.effort.requests, **rules, "seed": seed})
