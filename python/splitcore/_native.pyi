@@ -7,7 +7,7 @@ from typing import Any, Literal, Self, final
 import numpy as np
 from numpy.typing import NDArray
 
-from splitcore.plan_schema import Capacity, Plan, Price, Probe, SloSet, Verdict
+from splitcore.plan_schema import Capacity, Interval, Plan, Price, Probe, SloSet, Verdict
 from splitcore.schema import CostTable, Summary, SwarmSummary
 
 __all__ = [
@@ -653,8 +653,8 @@ class Machine:
             incarnation: Grows with each restart.
             batch_tokens_max: Tokens of one pass; a single longer prompt runs alone.
             batch_requests_max: Requests of one pass.
-            pipeline_stages: Passes that may be in flight; with more than one, ``{"type": "stage_free", "pass"}`` tells that
-                the engine's first stage is free for the next.
+            pipeline_stages: Passes that may be in flight; with more than one, ``{"type": "stage_free", "pass"}`` tells
+                that the engine's first stage is free for the next.
             sit_out_max: Passes in a row that a decode may be left out.
             evictions_max: A request is spared after this many.
             report_interval_s: Seconds between two reports.
@@ -920,6 +920,17 @@ class Search:
             ConfigError: If an option is out of range; it names the option.
         """
 
+    @staticmethod
+    def placement(spec: dict[str, Any]) -> Search:
+        """Begin a search for a placement.
+
+        Args:
+            spec: As `placement` takes it.
+
+        Raises:
+            ConfigError: If an option is out of range; it names the option.
+        """
+
     def ask(self) -> list[Probe]:
         """Ask what to judge next: the same probes until they are told, and none when the search is over."""
 
@@ -985,6 +996,40 @@ def provision(
         SplitcoreError: If the cache cannot be written.
     """
 
+def placement(
+    spec: dict[str, Any], jobs: int | None, cache: Cache | None, progress: Callable[[int, int], object] | None
+) -> dict[str, Any]:
+    """Find how to cut a model over GPUs for each phase, by DistServe's algorithms.
+
+    Args:
+        spec: ``options``, ``slo``, ``affinity`` (``"high"`` or ``"low"``), ``machine``, ``nodes_max``,
+            ``gpus_per_node``, ``node_bandwidth_bytes_per_s``, ``rate_rps``, ``seeds`` and ``resolution``.
+        jobs: Runs made at a time; None is one for each processor.
+        cache: Where verdicts are kept.
+        progress: Called now and then with the runs made and those there will be.
+
+    Raises:
+        ConfigError: If an option is out of range; it names the option.
+        InputError: If a line of a file is bad.
+        SplitcoreError: If the cache cannot be written.
+    """
+
+def published_pools(design: str, comparison: str, trace: str) -> tuple[int, int, float | None]:
+    """Tell the pool sizes of a design in one of the Splitwise paper's comparisons.
+
+    Args:
+        design: As ``"splitwise-hh"``.
+        comparison: ``"iso-power"``, ``"iso-cost"`` or ``"iso-throughput"``.
+        trace: ``"azure-conv"`` or ``"azure-code"``.
+
+    Returns:
+        Prompt machines, or all of an unsplit cluster; token machines; and the highest rate that the public simulator
+        has for them, if any.
+
+    Raises:
+        ConfigError: If none are published.
+    """
+
 def design_presets() -> list[dict[str, str | None]]:
     """List the designs that have a name, with what they are about and their machines by pool."""
 
@@ -997,6 +1042,16 @@ def slo_set(name_or_path: str) -> SloSet:
     Raises:
         ConfigError: If there is no such set.
         InputError: If the file is malformed; it names line and field.
+    """
+
+def mean_interval(values: list[float]) -> tuple[float, Interval | None]:
+    """Tell the mean of independent values and its 95 % interval by Student's t, None of a single value.
+
+    Args:
+        values: At least one.
+
+    Raises:
+        ConfigError: If there is none.
     """
 
 def machine_types(path: str | PathLike[str]) -> list[dict[str, Any]]:

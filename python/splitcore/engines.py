@@ -14,7 +14,7 @@ __all__ = ["ENGINES", "JOBS_MAX", "Engine", "Kind", "Local", "Progress", "engine
 ENGINES = ("local", "ray")
 JOBS_MAX = 1024
 
-Kind = Literal["capacity", "provision"]
+Kind = Literal["capacity", "provision", "placement"]
 Progress = Callable[[int, int], object]
 
 
@@ -65,7 +65,7 @@ class Local:
         self, kind: Kind, spec: dict[str, Any], cache: _native.Cache | None, progress: Progress | None
     ) -> dict[str, Any]:
         """Drive a search to its end and return its answer."""
-        drive: Callable[..., Any] = _native.capacity if kind == "capacity" else _native.provision
+        drive: Callable[..., Any] = getattr(_native, kind)
         found: dict[str, Any] = drive(spec, self._jobs, cache, progress)
         return found
 

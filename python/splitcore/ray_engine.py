@@ -50,7 +50,7 @@ class Ray:
         self, kind: Kind, spec: dict[str, Any], cache: _native.Cache | None, progress: Progress | None
     ) -> dict[str, Any]:
         """Drive a search to its end and return its answer."""
-        search = _native.Search.capacity(spec) if kind == "capacity" else _native.Search.provision(spec)
+        search: _native.Search = getattr(_native.Search, kind)(spec)
         with _connected():
             while asked := search.ask():
                 search.tell(self._round(asked, cache, progress, *search.progress()))

@@ -25,4 +25,4 @@ pub use drive::{Drive, drive};
 pub use judge::judge;
 pub use probe::{Finding, Probe, Verdict};
 pub use search::{Progress, Search};
-pub use stats::Interval;
+pub use stats::{Interval, mean_with_interval};

@@ -13,7 +13,7 @@ pub struct Interval {
 }
 
 /// The mean, and the interval that covers the true one with 95 % if the values are normal; none for fewer than two.
-pub(crate) fn mean_with_interval(values: &[f64]) -> (f64, Option<Interval>) {
+pub fn mean_with_interval(values: &[f64]) -> (f64, Option<Interval>) {
     let n = values.len() as f64;
     let mean = values.iter().sum::<f64>() / n;
     if values.len() < 2 {
@@ -22,7 +22,7 @@ pub(crate) fn mean_with_interval(values: &[f64]) -> (f64, Option<Interval>) {
     let variance = values.iter().map(|value| (value - mean).powi(2)).sum::<f64>() / (n - 1.0);
     let half =
         StudentsT::new(0.0, 1.0, n - 1.0).map_or(f64::NAN, |t| t.inverse_cdf(0.975) * (variance / n).sqrt());
-    (mean, Some(Interval { low: (mean - half).max(0.0), high: mean + half }))
+    (mean, Some(Interval { low: mean - half, high: mean + half }))
 }
 
 #[cfg(test)]

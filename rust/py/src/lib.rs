@@ -35,7 +35,10 @@ mod _native {
     #[pymodule_export]
     use crate::placement::{Leg, PlacedMany, Placement, Polled, Recovery, Why};
     #[pymodule_export]
-    use crate::plan::{Cache, Search, capacity, design_presets, judge, provision, slo_set};
+    use crate::plan::{
+        Cache, Search, capacity, design_presets, judge, mean_interval, placement, provision, published_pools,
+        slo_set,
+    };
     #[pymodule_export]
     use crate::simulate::{Report, profile_fit, simulate};
     #[pymodule_export]

@@ -12,6 +12,8 @@ use pyo3::types::PyDict;
 use pythonize::{depythonize, pythonize};
 use serde::de::DeserializeOwned;
 use splitcore_plan::capacity::{CapacitySearch, CapacitySpec};
+use splitcore_plan::designs::{self, Iso, PublishedPools};
+use splitcore_plan::placement::{PlacementSearch, PlacementSpec};
 use splitcore_plan::provision::{ProvisionSearch, ProvisionSpec};
 use splitcore_plan::{Drive, Probe, Progress, Verdict};
 use splitcore_sim::{Options, SimError};
@@ -22,10 +24,11 @@ use crate::simulate::wrong_option;
 /// How often Ctrl-C is looked for while no run ends.
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// A search of either kind.
+/// A search of any kind.
 enum Kind {
     Capacity(Box<CapacitySearch>),
     Provision(Box<ProvisionSearch>),
+    Placement(Box<PlacementSearch>),
 }
 
 impl Kind {
@@ -33,6 +36,7 @@ impl Kind {
         match self {
             Self::Capacity(search) => search.as_mut(),
             Self::Provision(search) => search.as_mut(),
+            Self::Placement(search) => search.as_mut(),
         }
     }
 
@@ -40,6 +44,7 @@ impl Kind {
         Ok(match self {
             Self::Capacity(search) => pythonize(py, &search.found())?,
             Self::Provision(search) => pythonize(py, &search.found())?,
+            Self::Placement(search) => pythonize(py, &search.found())?,
         })
     }
 }
@@ -93,6 +98,23 @@ fn provision_search(spec: &Bound<'_, PyDict>) -> PyResult<Kind> {
     search.map(|search| Kind::Provision(Box::new(search))).map_err(|error| errors::sim(spec.py(), error))
 }
 
+fn placement_search(spec: &Bound<'_, PyDict>) -> PyResult<Kind> {
+    let spec_read = PlacementSpec {
+        options: options(spec)?,
+        slo: whole(spec, "slo")?,
+        affinity: part(spec, "affinity", "high or low")?,
+        machine: part(spec, "machine", "a name of hardware")?,
+        nodes_max: part(spec, "nodes_max", "a number from 1 on")?,
+        gpus_per_node: part(spec, "gpus_per_node", "a number from 1 on")?,
+        node_bandwidth_bytes_per_s: part(spec, "node_bandwidth_bytes_per_s", "bytes per second")?,
+        rate_rps: part(spec, "rate_rps", "requests per second")?,
+        seeds: part(spec, "seeds", "a number from 1 on")?,
+        resolution: part(spec, "resolution", "a share")?,
+    };
+    let search = spec.py().detach(|| PlacementSearch::new(&spec_read));
+    search.map(|search| Kind::Placement(Box::new(search))).map_err(|error| errors::sim(spec.py(), error))
+}
+
 fn probe(given: &Bound<'_, PyDict>) -> PyResult<Probe> {
     Ok(Probe {
         options: options(given)?,
@@ -129,6 +151,17 @@ pub(crate) fn provision<'py>(
     progress: Option<Py<PyAny>>,
 ) -> PyResult<Bound<'py, PyAny>> {
     driven(spec.py(), provision_search(spec)?, jobs, cache, progress.as_ref())
+}
+
+/// Find how to cut a model over GPUs for each phase.
+#[pyfunction]
+pub(crate) fn placement<'py>(
+    spec: &Bound<'py, PyDict>,
+    jobs: Option<usize>,
+    cache: Option<&Bound<'py, Cache>>,
+    progress: Option<Py<PyAny>>,
+) -> PyResult<Bound<'py, PyAny>> {
+    driven(spec.py(), placement_search(spec)?, jobs, cache, progress.as_ref())
 }
 
 fn driven<'py>(
@@ -257,6 +290,12 @@ impl Search {
         provision_search(spec).map(Self::new)
     }
 
+    /// A search for a placement.
+    #[staticmethod]
+    fn placement(spec: &Bound<'_, PyDict>) -> PyResult<Self> {
+        placement_search(spec).map(Self::new)
+    }
+
     /// The probes to judge next; the same ones until they are told.
     fn ask<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let asked = self.with(py, |state| {
@@ -306,8 +345,43 @@ pub(crate) fn slo_set(py: Python<'_>, name_or_path: String) -> PyResult<Bound<'_
     Ok(pythonize(py, &set.map_err(|error| errors::sim(py, error))?)?)
 }
 
+/// Tell a mean and its interval.
+#[pyfunction]
+pub(crate) fn mean_interval(py: Python<'_>, values: Vec<f64>) -> PyResult<(f64, Bound<'_, PyAny>)> {
+    if values.is_empty() {
+        return Err(errors::config(py, "values", "at least one", "none"));
+    }
+    let (mean, interval) = splitcore_plan::mean_with_interval(&values);
+    Ok((mean, pythonize(py, &interval)?))
+}
+
 /// The designs that have a name.
 #[pyfunction]
 pub(crate) fn design_presets(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
-    Ok(pythonize(py, splitcore_plan::designs::presets())?)
+    Ok(pythonize(py, designs::presets())?)
+}
+
+/// The pool sizes of a design in one of the Splitwise paper's comparisons: machines of both pools, and the highest rate
+/// that the public simulator has for them.
+#[pyfunction]
+pub(crate) fn published_pools(
+    py: Python<'_>,
+    design: &str,
+    comparison: &str,
+    trace: &str,
+) -> PyResult<(u32, u32, Option<f64>)> {
+    let goal = match comparison {
+        "iso-power" => Iso::IsoPower,
+        "iso-cost" => Iso::IsoCost,
+        "iso-throughput" => Iso::IsoThroughput,
+        other => {
+            return Err(errors::config(py, "comparison", "iso-power, iso-cost or iso-throughput", other));
+        }
+    };
+    let Some(PublishedPools { prompt, token, max_rps }) = designs::published_pools(design, goal, trace)
+    else {
+        let got = format!("{design}, {trace}");
+        return Err(errors::config(py, "design", "a design and trace with published pools", got));
+    };
+    Ok((prompt, token, max_rps))
 }

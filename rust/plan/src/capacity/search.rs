@@ -8,7 +8,7 @@ use super::{Capacity, CapacitySpec, Failing, SeedCapacity};
 use crate::judge::scenario;
 use crate::probe::{Finding, Probe, Verdict};
 use crate::search::{Progress, Search};
-use crate::stats::mean_with_interval;
+use crate::stats::{Interval, mean_with_interval};
 
 /// Where the search begins.
 const START_RPS: f64 = 16.0;
@@ -74,6 +74,8 @@ impl CapacitySearch {
     pub fn found(&self) -> Capacity {
         let rates: Vec<f64> = self.seeds.iter().map(|seed| seed.bracket.holds()).collect();
         let (max_rate, ci) = mean_with_interval(&rates);
+        // No rate is below zero.
+        let ci = ci.map(|Interval { low, high }| Interval { low: low.max(0.0), high });
         let seed_capacity = |(at, seed): (usize, &Seed)| SeedCapacity {
             seed: self.seed(at),
             max_rate: seed.bracket.holds(),
