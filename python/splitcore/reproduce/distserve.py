@@ -94,8 +94,12 @@ def _goodputs(lab: Lab, run: Mapping[str, Any], slo: str) -> list[float]:
 
 
 def _ratio(over: Sequence[float], under: Sequence[float], why: str, open_by: float = 0.0) -> Column:
-    if min(under) <= 0 or not np.isfinite([*over, *under]).all():
-        return Column((), why)
+    none = sum(one <= 0 or not np.isfinite(one) for one in under)
+    if none or not np.isfinite(over).all():
+        told = f"{why}, with {none} of {len(under)} seeds" if none else why
+        means = float(np.mean(over)), float(np.mean(under))
+        ratio = f"; the means stand {means[0] / means[1]:.3g} to 1" if means[1] > 0 and np.isfinite(means).all() else ""
+        return Column((), told + ratio)
     ratios = [one / other for one, other in zip(over, under, strict=True)]
     return Column([Part("", estimate(ratios).widened(open_by))])
 
@@ -188,7 +192,7 @@ def gains(lab: Lab) -> Made:
                 commands += [_capacity_command(lab, run, slo) for run in runs]
                 split, whole = (_goodputs(lab, run, slo) for run in runs)
                 columns[costs.name] = _ratio(
-                    split, whole, "vLLM holds no rate: the lengths differ", lab.effort.resolution
+                    split, whole, "vLLM holds no rate (the lengths differ)", lab.effort.resolution
                 )
                 told = [shown(estimate(each), "requests/s") for each in (split, whole)]
                 rows.append([name, f"{percent} %", costs.name, *told])
