@@ -443,7 +443,7 @@ def _of_application(name: str) -> tuple[Claim, ...]:
 
 
 _TAICHI = "TaiChi, arXiv 2508.01989, motivation (Vidur)"
-_TAICHI_HOW = "as many instances whole or split in the best way, Llama-2-70B TP4, 12 requests/s"
+_TAICHI_HOW = "as many instances whole or split, one split for all limits, Llama-2-70B TP4, 12 requests/s"
 
 _DISTSERVE = (
     *(claim for name in APPLICATIONS for claim in _of_application(name)),
