@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from splitcore.reproduce.lab import PUBLISHED, Effort, Lab
 from splitcore.reproduce.results import Made
-from splitcore.reproduce.splitwise.same_power import best_splits, grid, headlines, iso_power
+from splitcore.reproduce.splitwise.same_power import best_splits, causes, grid, headlines, iso_power
 from splitcore.reproduce.splitwise.same_rate import fig_12, iso_cost, iso_throughput
 from splitcore.reproduce.splitwise.switches import batch, model_switch, workload_switch
 from splitcore.reproduce.splitwise.transfers import transfers
@@ -42,6 +42,7 @@ def about(lab: Lab) -> list[str]:
 STEPS: Sequence[tuple[str, float, Callable[[Lab], Made]]] = (
     ("grid", 1, grid),
     ("same power", 20, iso_power),
+    ("causes", 8, causes),
     ("best splits", 30, best_splits),
     ("headlines", 30, headlines),
     ("same cost", 2, iso_cost),

@@ -30,7 +30,7 @@ from splitcore.reproduce.splitwise.common import (
 )
 from splitcore.reproduce.verdicts import Estimate, estimate, exactly
 
-__all__ = ["best_splits", "grid", "headlines", "iso_power"]
+__all__ = ["best_splits", "causes", "grid", "headlines", "iso_power", "searched"]
 
 
 def grid(lab: Lab) -> Made:
@@ -93,8 +93,31 @@ def iso_power(lab: Lab) -> Made:
     return [compare(lab, name, of(over), of(under)) for name, over, under in pairs], [table]
 
 
-def _searched(lab: Lab, costs: Costs, trace: str, designs: Sequence[str], **limits: Any) -> tuple[Plan, str]:
-    """Search the fastest clusters within limits with workloads that nothing else is measured with."""
+def causes(lab: Lab) -> Made:
+    """Change costs and links one at a time, to see which of them moves the rates."""
+    links = {name: value for name, value in PUBLISHED.options.items() if name != "costs"}
+    ways = (
+        PUBLISHED,
+        Costs("published costs, our links", {"costs": PUBLISHED.options["costs"]}),
+        Costs("measured costs, published links", links),
+        MEASURED,
+    )
+    count, rows = lab.effort.few_seeds, []
+    for design in DESIGNS:
+        cluster = published("iso-power", design, CONV)
+        runs = [run_of(lab, costs, cluster, CONV) for costs in ways]
+        told = [shown(estimate(lab.rates(run, seeds=count)), "requests/s") for run in runs]
+        rows.append([SHORT[design], cluster.sizes, *told])
+    head = ("design", "machines", "published model", "its costs, our links", "our costs, its links", "measured model")
+    about = f"Highest rates, conversation, published pool sizes, requests/s; seeds {seeds_told(count)}."
+    return [], [Table("What moves the rates: pass times or links", about, head, rows)]
+
+
+def searched(lab: Lab, costs: Costs, trace: str, designs: Sequence[str], **limits: Any) -> tuple[Plan, str]:
+    """Search the fastest clusters within limits with workloads that nothing else is measured with.
+
+    Also returns the command.
+    """
     spec: dict[str, Any] = {
         "designs": designs,
         "goal": "max-throughput",
@@ -117,7 +140,7 @@ def best_splits(lab: Lab) -> Made:
     power = BASE.total("table-i")["power_w"]
     for trace, traffic in TRACES.items():
         for costs in BOTH:
-            plan, how = _searched(lab, costs, trace, SPLIT, power_limit=power)
+            plan, how = searched(lab, costs, trace, SPLIT, power_limit=power)
             base = run_of(lab, costs, BASE, trace)
             if trace == CONV:
                 commands[costs.name].append(how)
@@ -176,7 +199,7 @@ def headlines(lab: Lab) -> Made:
                 limits: dict[str, Any] = {"cost_limit": cost_share * total["cost_per_hour"], "prices": prices}
                 if power_share is not None:
                     limits["power_limit"] = power_share * total["power_w"]
-                plan, how = _searched(lab, costs, CONV, SPLIT, **limits)
+                plan, how = searched(lab, costs, CONV, SPLIT, **limits)
                 commands.append(how)
                 if plan["best"] is None:
                     parts.append((f"{prices}: no cluster", None))
@@ -193,7 +216,7 @@ def headlines(lab: Lab) -> Made:
     power = BASE.total("table-i")["power_w"]
     for costs in BOTH:
         parts = []
-        plan, how = _searched(lab, costs, CONV, SPLIT, power_limit=power)
+        plan, how = searched(lab, costs, CONV, SPLIT, power_limit=power)
         commands.append(how)
         for design, under in (("splitwise-aa", "baseline-a100"), ("splitwise-hh", "baseline-h100")):
             candidate = plan["designs"][SPLIT.index(design)]

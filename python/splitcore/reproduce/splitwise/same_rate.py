@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from splitcore.reproduce.lab import MEASURED, PUBLISHED, Cluster, Costs, Lab
-from splitcore.reproduce.results import Column, Made, Part, Table, command, shown
+from splitcore.reproduce.results import Column, Made, Part, Row, Table, command, shown
 from splitcore.reproduce.splitwise.common import (
     BASE,
     BOTH,
@@ -13,13 +13,17 @@ from splitcore.reproduce.splitwise.common import (
     PRICES,
     RATE_RPS,
     SHORT,
+    capacity_command,
     cluster_of,
+    column_of,
     compare,
     published,
+    ratio_of,
     row,
     run_of,
     seeds_told,
 )
+from splitcore.reproduce.splitwise.same_power import searched
 from splitcore.reproduce.verdicts import Estimate, estimate, exactly
 
 __all__ = ["fig_12", "iso_cost", "iso_throughput"]
@@ -28,7 +32,7 @@ __all__ = ["fig_12", "iso_cost", "iso_throughput"]
 def iso_cost(lab: Lab) -> Made:
     """Compare AA with Baseline-H100 at the same cost."""
     aa = published("iso-cost", "splitwise-aa", CONV)
-    made = [compare(lab, "aa-iso-cost", aa, BASE)]
+    made = [compare(lab, "aa-iso-cost", aa, BASE), _best_at_the_cost(lab)]
     totals = {prices: (aa.total(prices), BASE.total(prices)) for prices in PRICES}
     power = [Part(prices, exactly(over["power_w"] / under["power_w"] - 1)) for prices, (over, under) in totals.items()]
     hosts = Part("hosts", exactly((aa.prompt + aa.token) / (BASE.prompt + BASE.token)))
@@ -45,6 +49,24 @@ def iso_cost(lab: Lab) -> Made:
     ]
     about = f"{SHORT['splitwise-aa']} {aa.sizes} over Baseline-H100 {BASE.sizes}, the published sizes of equal cost."
     return made, [Table("What the iso-cost pair takes", about, ("prices", "cost", "power"), rows)]
+
+
+def _best_at_the_cost(lab: Lab) -> Row:
+    """Find the split that suits AA best at the cost, to tell the split's part from the model's."""
+    columns, commands = {}, []
+    for costs in BOTH:
+        limit = BASE.total("table-i")["cost_per_hour"]
+        plan, how = searched(lab, costs, CONV, ["splitwise-aa"], cost_limit=limit)
+        commands.append(how)
+        (candidate,) = plan["designs"]
+        if candidate is None:
+            columns[costs.name] = Column((), "no split holds any rate")
+            continue
+        cluster = cluster_of(candidate)
+        runs = [run_of(lab, costs, each, CONV) for each in (cluster, BASE)]
+        commands += [capacity_command(lab, run) for run in runs]
+        columns[costs.name] = column_of([("", ratio_of(lab, runs))], cluster.sizes)
+    return row("aa-iso-cost-best", columns, commands, seeds_told(lab.effort.seeds))
 
 
 def iso_throughput(lab: Lab) -> Made:
