@@ -59,7 +59,12 @@ def measure(repetitions: int) -> list[Row]:
         raise SystemExit(f"the same search gave different answers: {sorted(same)}")
     cells, holding = grid[0]["cells"], grid[0]["holding"]
     return [
-        row("plan, 39 x 39 HH at 70/s, every pair", grid, 180, f"{cells:,} pairs, {holding} hold, {grid[0]['probes']:,} runs"),
+        row(
+            "plan, 39 x 39 HH at 70/s, every pair",
+            grid,
+            180,
+            f"{cells:,} pairs, {holding} hold, {grid[0]['probes']:,} runs",
+        ),
         row("six iso-power capacities, conversation", rates, 60, f"5 seeds to 1 %, {rates[0]['probes']} runs"),
     ]
 

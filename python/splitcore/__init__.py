@@ -32,6 +32,7 @@ from splitcore._native import (
     swarm,
 )
 from splitcore._native import simulate as _simulate
+from splitcore.cutting import parallelism
 from splitcore.planning import capacity, plan, run_options
 
 __all__ = [
@@ -57,6 +58,7 @@ __all__ = [
     "Why",
     "__version__",
     "capacity",
+    "parallelism",
     "plan",
     "profile_fit",
     "simulate",

@@ -59,7 +59,9 @@ class Machines:
 class Workload:
     """What arrives."""
 
-    model: Annotated[str, _workload("NAME", "bloom-176b or llama2-70b; opt-13b or opt-66b with distserve.")] = "bloom-176b"
+    model: Annotated[str, _workload("NAME", "bloom-176b or llama2-70b; opt-13b or opt-66b with distserve.")] = (
+        "bloom-176b"
+    )
     trace: Annotated[str, _workload("NAME|FILE", "azure-conv, azure-code, or a CSV or JSONL trace.")] = "azure-conv"
     rate: Annotated[float | None, _workload("PER_S", "Requests a second; a trace is stretched to it.")] = None
     duration: Annotated[float | None, _workload("S", "Seconds of arrivals.")] = None
