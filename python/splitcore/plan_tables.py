@@ -1,5 +1,6 @@
 """Tables of the planner, for people."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from rich.console import Group, RenderableType
@@ -172,7 +173,9 @@ def parallelism(found: Cuts, rate: float) -> RenderableType:
         chosen.add_row("GPUs", str(found["gpus"]))
         chosen.add_row(f"together at {rate:g}/s", verdict(found["holds"]))
         parts.insert(0, chosen)
-    parts += [Text(f"ruled out: {reason}") for reason in found["ruled_out"]]
+    # Each begins with the way that it rules out.
+    reasons = Counter(reason.partition(": ")[2] for reason in found["ruled_out"])
+    parts += [Text(f"{count} more ruled out, {reason}") for reason, count in reasons.items()]
     return Group(*parts, Text(f"{found['probes']:,} runs"))
 
 
