@@ -315,7 +315,7 @@ def test_an_unknown_keyword_is_refused_as_by_any_function(function):
 def test_the_keywords_are_those_of_simulate():
     taken = set(splitcore.simulate.__kwdefaults__) - {"rate", "progress"}
     assert set(plan_schema.ClusterOptions.__annotations__) == taken
-    assert set(plan_schema.RunOptions.__annotations__) == taken - {"prompt", "token", "mixed", "unsplit"}
+    assert set(plan_schema.RunOptions.__annotations__) == taken - {"prompt", "token", "mixed", "unsplit", "only"}
 
 
 def test_a_malformed_set_of_objectives_names_line_and_field(tmp_path):
