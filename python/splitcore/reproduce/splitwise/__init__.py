@@ -15,7 +15,7 @@ TITLE = "Splitwise (ISCA 2024)"
 MODELS = ("published model", "measured model")
 
 FULL = Effort(seeds=8, few_seeds=4, search_seeds=2, resolution=0.01, duration_s=120.0, step=1, requests=400)
-QUICK = Effort(seeds=2, few_seeds=2, search_seeds=1, resolution=0.5, duration_s=6.0, step=10, requests=20, load=0.5)
+QUICK = Effort(seeds=2, few_seeds=2, search_seeds=1, resolution=0.5, duration_s=3.0, step=20, requests=20, load=0.5)
 
 
 def about(lab: Lab) -> list[str]:
