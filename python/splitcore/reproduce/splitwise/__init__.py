@@ -33,7 +33,8 @@ def about(lab: Lab) -> list[str]:
         f"- **Published model**: `{costs}`, which is how the public simulator counts: a decode pass takes the same at "
         "any batch, and transfers never meet.\n"
         "- **Measured model**: splitcore's defaults: decode passes by batch and context as in the same measurements, "
-        "layer-wise transfers where they are faster, links shared.",
+        "layer-wise transfers where they are faster, links shared. Beyond batches of 64 nobody measured: there it is "
+        "extrapolated.",
         f"{lab.runs:,} runs. Ratios and differences are those of the same seed, so that what a workload does to both "
         "clusters is not in their intervals.",
     ]
