@@ -13,11 +13,12 @@ from pathlib import Path
 
 import counts
 import placement
+import planning
 import simulation
 from table import Row, Skipped, show
 
 ROOT = Path(__file__).resolve().parent.parent
-PARTS = ("placement", "simulation", "counts")
+PARTS = ("placement", "simulation", "planning", "counts")
 
 
 def main() -> int:
@@ -39,6 +40,8 @@ def main() -> int:
             rows += placement.measure(timings, options.repetitions)
         if "simulation" in parts:
             rows += simulation.measure(timings, options.repetitions, Path(folder), ROOT)
+        if "planning" in parts:
+            rows += planning.measure(options.repetitions)
         show(rows)
         failed = False
         counted = {}

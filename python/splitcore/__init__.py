@@ -32,6 +32,7 @@ from splitcore._native import (
     swarm,
 )
 from splitcore._native import simulate as _simulate
+from splitcore.cutting import parallelism
 from splitcore.planning import capacity, plan, run_options
 
 __all__ = [
@@ -57,6 +58,7 @@ __all__ = [
     "Why",
     "__version__",
     "capacity",
+    "parallelism",
     "plan",
     "profile_fit",
     "simulate",
@@ -72,6 +74,7 @@ def simulate(
     token: str | None = None,
     mixed: str | None = None,
     unsplit: str | None = None,
+    only: str | None = None,
     model: str = "bloom-176b",
     trace: str = "azure-conv",
     rate: float | None = None,
@@ -114,7 +117,9 @@ def simulate(
         token: Machines of the token pool.
         mixed: Machines whose home is the mixed pool.
         unsplit: Machines that each serve whole requests; excludes the three pools.
-        model: ``"bloom-176b"`` or ``"llama2-70b"``.
+        only: ``"prefill"`` or ``"decode"``, one phase of an unsplit cluster alone: requests end with their first
+            token, or arrive with it and their KV.
+        model: ``"bloom-176b"`` or ``"llama2-70b"``; under DistServe's costs ``"opt-13b"`` or ``"opt-66b"``.
         trace: ``"azure-conv"`` or ``"azure-code"`` (built-in length distributions), or the path of a CSV or JSONL
             trace.
         rate: Requests per second. Built-in workloads need it; the timestamps of a file are rescaled to it.
@@ -124,7 +129,8 @@ def simulate(
         sampling: ``"joint"`` draws prompt and output length together, ``"independent"`` apart.
         seed: Of every random draw.
         policy: Which machines a request gets; ``"splitwise"`` for pools, ``"jsq"`` for unsplit machines by default.
-        costs: ``"measured"`` or ``"splitwise-sim"``.
+        costs: ``"measured"``, ``"splitwise-sim"``, or DistServe's formulas: ``"distserve"``, ``"distserve-vllm"`` (its
+            baseline), ``"distserve-overhead"``.
         profile: The path of a profile that `profile_fit` wrote, instead of the built-in one.
         transfer: ``"auto"``, ``"serialized"`` or ``"layer-wise"``.
         link_bandwidth: Of every machine, in bytes per second, each way.
@@ -168,6 +174,7 @@ def simulate(
         "token": token,
         "mixed": mixed,
         "unsplit": unsplit,
+        "only": only,
         "model": model,
         "trace": trace,
         "rate": rate,

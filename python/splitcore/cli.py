@@ -113,6 +113,7 @@ def simulate(
 
 app.command()(plan_cli.capacity)
 app.command()(plan_cli.plan)
+app.command()(plan_cli.parallelism)
 app.command()(reproduce_cli.reproduce)
 
 

@@ -39,6 +39,7 @@ class Pools:
     token: Annotated[str | None, _machines("NxMACHINE", "Token pool.")] = None
     mixed: Annotated[str | None, _machines("NxMACHINE", "Mixed pool.")] = None
     unsplit: Annotated[str | None, _machines("NxMACHINE", "Machines that each serve whole requests.")] = None
+    only: Annotated[str | None, _machines("PHASE", "Of an unsplit cluster, prefill or decode alone.")] = None
 
 
 class Machines:
@@ -58,7 +59,9 @@ class Machines:
 class Workload:
     """What arrives."""
 
-    model: Annotated[str, _workload("NAME", "bloom-176b or llama2-70b.")] = "bloom-176b"
+    model: Annotated[str, _workload("NAME", "bloom-176b or llama2-70b; opt-13b or opt-66b with distserve.")] = (
+        "bloom-176b"
+    )
     trace: Annotated[str, _workload("NAME|FILE", "azure-conv, azure-code, or a CSV or JSONL trace.")] = "azure-conv"
     rate: Annotated[float | None, _workload("PER_S", "Requests a second; a trace is stretched to it.")] = None
     duration: Annotated[float | None, _workload("S", "Seconds of arrivals.")] = None
@@ -79,7 +82,7 @@ class Rules:
     recovery_headroom: Annotated[float, _rules("SHARE", "Left free for work that comes back after faults.")] = 0.0
     split_from: Annotated[int, _rules("TOKENS", "Shorter prompts are not split.")] = 0
     policy: Annotated[str | None, _rules("NAME", "splitwise, jsq, least-requests, round-robin or power-of-two.")] = None
-    costs: Annotated[str, _rules("NAME", "measured or splitwise-sim.")] = "measured"
+    costs: Annotated[str, _rules("NAME", "measured, splitwise-sim, distserve or distserve-vllm.")] = "measured"
     profile: Annotated[str | None, _rules("FILE.toml", "Costs from 'splitcore profile fit'.")] = None
     transfer: Annotated[str, _rules("NAME", "auto, serialized or layer-wise.")] = "auto"
     mixed_return: Annotated[str, _rules("NAME", "Machines leave the mixed pool drained or idle.")] = "drained"

@@ -1,4 +1,4 @@
-"""The commands ``splitcore capacity`` and ``splitcore plan``."""
+"""The commands ``splitcore capacity``, ``splitcore plan`` and ``splitcore parallelism``."""
 
 from functools import partial
 from pathlib import Path
@@ -6,15 +6,15 @@ from typing import Annotated, Any
 
 import typer
 
-from splitcore import _native, plan_plots, plan_tables, planning, plots, tables
+from splitcore import _native, cutting, plan_plots, plan_tables, planning, plots, tables
 from splitcore.engines import Engine, Kind
 from splitcore.engines import engine as engine_named
 from splitcore.options import Machines, Pools, Rules, Workload, option, takes
 from splitcore.outputs import STDOUT, Outputs, dump
 from splitcore.progress import Bar
-from splitcore.units import power
+from splitcore.units import bandwidth, power
 
-__all__ = ["capacity", "plan"]
+__all__ = ["capacity", "parallelism", "plan"]
 
 _search = partial(option, "Search")
 _goal = partial(option, "Goal")
@@ -136,4 +136,49 @@ def plan(
         err = tables.console(stderr=True)
         for binding in found["binding"]:
             err.print(f"splitcore: infeasible: {' '.join(binding['text'].split())}", soft_wrap=True)
+        raise typer.Exit(2)
+
+
+@takes(Machines, Workload, Rules, without=("rate",), defaults={"duration": planning.DURATION_S})
+def parallelism(
+    run: dict[str, Any],
+    *,
+    rate: Annotated[float, _goal("PER_S", "Requests a second to hold.")],
+    slo: Annotated[str, _search("NAME|FILE.toml", "Objectives to keep, as distserve-chat-13b-90.")],
+    machine: Annotated[str, _goal("MACHINE", "Of every node.")] = "dgx-a100",
+    affinity: Annotated[str, _goal("NAME", "KV moves fast between nodes: high; within one only: low.")] = "high",
+    nodes_max: Annotated[int, _goal("N", "Nodes one instance may span.")] = 1,
+    gpus_per_node: Annotated[int, _goal("N", "GPUs in a node.")] = 8,
+    node_bandwidth: Annotated[str | None, _goal("RATE", "Within a node, for low affinity; 600GB/s.")] = None,
+    seeds: _Seeds = 3,
+    resolution: _Resolution = 0.05,
+    jobs: _Jobs = None,
+    cache: _Cache = None,
+    engine: _Engine = "local",
+    json_path: _Json = None,
+) -> None:
+    """Find how to cut a model over GPUs for each phase (DistServe's placement)."""
+    outputs = Outputs()
+    if json_path != STDOUT:
+        outputs.add("json", json_path, lambda path: path.write_text(f"{dump(found)}\n", encoding="utf-8"))
+    spec = cutting.parallelism_spec(
+        rate=rate,
+        slo=slo,
+        machine=machine,
+        affinity=affinity,  # type: ignore[arg-type]
+        nodes_max=nodes_max,
+        gpus_per_node=gpus_per_node,
+        node_bandwidth=bandwidth(node_bandwidth) or cutting.NVLINK_BYTES_PER_S,
+        seeds=seeds,
+        resolution=resolution,
+        **run,
+    )
+    found = _searched(engine_named(engine, jobs), "placement", spec, cache, "cutting")
+    outputs.write()
+    if json_path == STDOUT:
+        typer.echo(dump(found))
+    else:
+        tables.console().print(plan_tables.parallelism(found, rate))
+    if found["prefill"] is None:
+        tables.console(stderr=True).print("splitcore: infeasible: no way to cut keeps the objectives at any rate")
         raise typer.Exit(2)

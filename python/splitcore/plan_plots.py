@@ -152,6 +152,7 @@ def loads(
     from matplotlib.patches import Patch
 
     objectives = next(iter(curves.values()))[0]["verdicts"][0]["findings"]
+    highest = max(load["rate"] for loads in curves.values() for load in loads)
     columns = min(_PANELS_A_ROW, len(objectives))
     rows = -(-len(objectives) // columns)
     with rc_context(_FONTS):
@@ -167,7 +168,7 @@ def loads(
                     _band(ax, capacities[name], COLOURS[index % len(COLOURS)])
             if asked is not None:
                 ax.axvline(asked, color=LIMIT, linestyle=":", linewidth=1.8)
-            ax.set_xlim(0, None)
+            ax.set_xlim(0, 1.03 * highest)
             if at // columns == rows - 1 or at + columns >= len(objectives):
                 ax.set_xlabel("requests a second")
         for ax in axes.flat[len(objectives) :]:

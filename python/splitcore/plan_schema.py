@@ -76,6 +76,7 @@ class ClusterOptions(RunOptions, total=False):
     token: str | None
     mixed: str | None
     unsplit: str | None
+    only: str | None
 
 
 class TrafficClass(TypedDict):

@@ -1,15 +1,17 @@
 """Tables of the planner, for people."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from splitcore.cutting import Cut, Cuts
 from splitcore.plan_schema import Candidate, Capacity, Chosen, Failing, Finding, Interval, Plan, SeedCapacity
 from splitcore.tables import ruled, three_digits, verdict
 
-__all__ = ["capacity", "plan", "pools"]
+__all__ = ["capacity", "parallelism", "plan", "pools"]
 
 _FRONTIER_SHOWN = 12
 
@@ -140,3 +142,42 @@ def _missed(findings: Sequence[Finding]) -> str:
 
 def _objective(of: Failing | Finding) -> str:
     return of["objective"] if of["class"] in ("", "all") else f"{of['class']} {of['objective']}"
+
+
+def parallelism(found: Cuts, rate: float) -> RenderableType:
+    """Draw how a model is cut.
+
+    Args:
+        found: Of `splitcore.parallelism`.
+        rate: That was asked for.
+
+    Returns:
+        What `console` prints.
+    """
+    ways = ruled("prefill", "decode", "goodput", "for each GPU", "fails in")
+    for way in found["tried"]:
+        is_chosen = way["prefill"] in (None, found["prefill"]) and way["decode"] in (None, found["decode"])
+        ways.add_row(
+            _cut(way["prefill"]),
+            _cut(way["decode"]),
+            f"{way['goodput_rps']:.4g}/s",
+            f"{way['goodput_rps_per_gpu']:.4g}/s",
+            ", ".join(way["failing"]) or "-",
+            style="bold" if is_chosen and found["prefill"] else "",
+        )
+    parts: list[RenderableType] = [ways]
+    if found["prefill"] is not None:
+        chosen = Table.grid(padding=(0, 2))
+        chosen.add_row("prefill", f"{found['prefill_instances']} x {_cut(found['prefill'])}")
+        chosen.add_row("decode", f"{found['decode_instances']} x {_cut(found['decode'])}")
+        chosen.add_row("GPUs", str(found["gpus"]))
+        chosen.add_row(f"together at {rate:g}/s", verdict(found["holds"]))
+        parts.insert(0, chosen)
+    # Each begins with the way that it rules out.
+    reasons = Counter(reason.partition(": ")[2] for reason in found["ruled_out"])
+    parts += [Text(f"{count} more ruled out, {reason}") for reason, count in reasons.items()]
+    return Group(*parts, Text(f"{found['probes']:,} runs"))
+
+
+def _cut(cut: Cut | None) -> str:
+    return "-" if cut is None else f"tp{cut['tp']} pp{cut['pp']}"

@@ -10,7 +10,8 @@ use splitcore_core::error::{Applied, EventError};
 use splitcore_core::event::{Arrival, Claim, ClusterAction, ClusterEvent, Held, Join, Registration, Role};
 use splitcore_core::id::{Epoch, LegKey, MachineId, Order};
 use splitcore_core::leg::{Command, Compute, Inbound, LegState, Notice, Work};
-use splitcore_core::placement::{Mode, Upto};
+use splitcore_core::placement::{Mode, Reserve, Upto};
+use splitcore_core::time::Time;
 
 const GRACE_NS: u64 = 100;
 
@@ -19,14 +20,18 @@ fn head() -> Head {
     Head::new(ClusterConfig { epoch: Epoch(2), grace_ns: GRACE_NS, ..ClusterConfig::default() }, &[])
 }
 
-fn registration(machine: MachineId, epoch: u32, claims: Vec<Claim>) -> ClusterEvent {
+fn registration(machine: MachineId, role: Role, epoch: u32, claims: Vec<Claim>) -> ClusterEvent {
     let (kv_capacity_tokens, speed_weight, link, costs) = (10_000, 1, None, None);
-    let join = Join { machine, role: Role::Mixed, kv_capacity_tokens, speed_weight, link, costs };
+    let join = Join { machine, role, kv_capacity_tokens, speed_weight, link, costs };
     ClusterEvent::Register(Registration { join, epoch: Epoch(epoch), report: report(1), claims })
 }
 
+fn register_as(head: &mut Head, index: u32, role: Role, claims: Vec<Claim>) -> Vec<(u32, Command)> {
+    commands(&head.act(&registration(id(index), role, 1, claims)))
+}
+
 fn register(head: &mut Head, index: u32, claims: Vec<Claim>) -> Vec<(u32, Command)> {
-    commands(&head.act(&registration(id(index), 1, claims)))
+    register_as(head, index, Role::Mixed, claims)
 }
 
 fn claim(key: LegKey, work: Work, held: Held) -> Claim {
@@ -99,12 +104,14 @@ fn a_kept_request_goes_on_after_the_tokens_that_the_client_has() {
 fn a_source_without_its_destination_gets_one() {
     for (upto, booked) in [(10, (0, 1)), (9, (1, 2))] {
         let mut head = head();
-        let work = Work { upto: Upto::Position(upto), ..source(10) };
+        let mut work = Work { upto: Upto::Position(upto), ..source(10) };
+        work.terms.resumed_tokens = 3;
         register(&mut head, 0, vec![claim(key(1), work, leg(Compute::Held, Inbound::None))]);
         register(&mut head, 1, Vec::new());
         let told = commands(&head.tick_at(GRACE_NS));
         let (to, of, _, rest) = works(&told)[0];
-        assert_eq!((to, of, rest.start, rest.upto, rest.prompt_tokens), (1, key(1), upto, Upto::End, 10));
+        assert_eq!((to, of, rest.start, rest.upto), (1, key(1), upto, Upto::End));
+        assert_eq!((rest.prompt_tokens, rest.terms.resumed_tokens), (10, 3));
         let send = Command::Send { key: key(1), to: id(1), mode: Mode::Serialized };
         assert!(told.contains(&(0, send)), "{told:?}");
         let load = head.cluster.load(1).unwrap();
@@ -123,12 +130,123 @@ fn a_destination_without_its_source_is_placed_again() {
 }
 
 #[test]
-fn a_destination_that_has_everything_needs_no_source() {
+fn a_leg_that_has_everything_needs_no_other() {
+    let cases = [
+        (destination(10), leg(Compute::Decoding, Inbound::Ready)),
+        (destination(10), Held::Finished),
+        (whole(10), leg(Compute::Decoding, Inbound::None)),
+        (whole(10), Held::Finished),
+    ];
+    for (work, held) in cases {
+        let mut head = head();
+        register(&mut head, 0, vec![claim(key(1), work, held)]);
+        register(&mut head, 1, Vec::new());
+        assert!(commands(&head.tick_at(GRACE_NS)).is_empty(), "{work:?} {held:?}");
+        head.notice(0, Notice::Finished { key: key(1), tokens: 3 });
+        assert_eq!(head.cluster.counters().finished, 1);
+    }
+}
+
+#[test]
+fn a_source_and_its_destination_find_each_other_in_either_order() {
+    let held = claim(key(1), source(10), leg(Compute::Held, Inbound::None));
+    let reserved = claim(key(1), destination(10), leg(Compute::Waiting, Inbound::Reserved));
+    let confirm = Command::Confirm { key: key(1), delivered: 0 };
+    let (from, to) = ([(0, confirm)], [(1, confirm), (1, Command::Start { key: key(1) })]);
+    let send = [(0, Command::Send { key: key(1), to: id(1), mode: Mode::Serialized })];
+
+    let mut source_first = head();
+    assert_eq!(register(&mut source_first, 0, vec![held]), from);
+    assert_eq!(register(&mut source_first, 1, vec![reserved]), [&to[..], &send].concat());
+    let mut destination_first = head();
+    assert_eq!(register(&mut destination_first, 1, vec![reserved]), to);
+    assert_eq!(register(&mut destination_first, 0, vec![held]), [&from[..], &send].concat());
+}
+
+/// A token machine that is lent for a prompt goes home after it, unless it has another prompt: whether it does.
+fn goes_home(head: &mut Head, machine: u32) -> bool {
+    head.place(9, 10, 10);
+    assert_eq!(head.cluster.load(machine).unwrap().pool, Role::Mixed);
+    head.prefill_done(machine, 9);
+    head.cluster.load(machine).unwrap().pool == Role::Token
+}
+
+#[test]
+fn an_adopted_leg_keeps_its_machine_from_going_home_while_it_prefills() {
+    let last = Work { start: 9, ..destination(10) };
+    let cases = [
+        (destination(10), leg(Compute::Waiting, Inbound::Reserved), true),
+        (last, leg(Compute::Waiting, Inbound::Reserved), false),
+        (last, leg(Compute::Decoding, Inbound::Ready), true),
+        (whole(10), leg(Compute::Queued, Inbound::None), false),
+        (whole(10), leg(Compute::Decoding, Inbound::None), true),
+    ];
+    for (work, held, home) in cases {
+        let mut head = head();
+        // So that nothing of it is missing when the grace time ends.
+        let source = claim(key(1), source(work.start), leg(Compute::Held, Inbound::None));
+        register_as(&mut head, 1, Role::Prompt, if work.start > 0 { vec![source] } else { Vec::new() });
+        register_as(&mut head, 0, Role::Token, vec![claim(key(1), work, held)]);
+        head.tick_at(GRACE_NS);
+        head.act(&ClusterEvent::Drain { machine: id(1) });
+        assert_eq!(goes_home(&mut head, 0), home, "{work:?} {held:?}");
+    }
+    for (upto, home) in [(10, true), (9, false)] {
+        let mut head = head();
+        let work = Work { upto: Upto::Position(upto), ..source(10) };
+        register_as(&mut head, 1, Role::Prompt, vec![claim(key(1), work, leg(Compute::Held, Inbound::None))]);
+        register_as(&mut head, 0, Role::Token, Vec::new());
+        assert_eq!(reserved_at(&head.tick_at(GRACE_NS)), [0]);
+        head.act(&ClusterEvent::Drain { machine: id(1) });
+        assert_eq!(goes_home(&mut head, 0), home, "cut at {upto}");
+    }
+}
+
+#[test]
+fn an_adopted_source_asks_for_its_destination_once_when_that_is_asked_for_late() {
+    for (compute, at_opening) in [(Compute::Queued, false), (Compute::Held, true)] {
+        let config = ClusterConfig { reserve: Reserve::AtSourceDone, ..*head().cluster.config() };
+        let mut head = Head::new(config, &[]);
+        register(&mut head, 0, vec![claim(key(1), source(10), leg(compute, Inbound::None))]);
+        register(&mut head, 1, Vec::new());
+        let asked = [reserved_at(&head.tick_at(GRACE_NS)), reserved_at(&head.prefill_done(0, 1))];
+        assert_eq!(asked, if at_opening { [vec![1], vec![]] } else { [vec![], vec![1]] }, "{compute:?}");
+    }
+}
+
+#[test]
+fn what_is_adopted_has_waited_since_the_restart() {
+    for (step_ns, expected) in [(400, [1, 2, 3]), (600, [3, 1, 2])] {
+        let config = ClusterConfig { priority_ageing_ns: Some(step_ns), ..*head().cluster.config() };
+        let mut head = Head::new(config, &[]);
+        for (request, now_ns) in [(1, 1000), (2, 1050)] {
+            head.now_ns = now_ns;
+            let kept = Claim { order: Order(request), ..claim(key(request), whole(20_000), Held::Kept) };
+            register(&mut head, request as u32 - 1, vec![kept]);
+        }
+        head.tick_at(1000 + GRACE_NS);
+        // One step ahead of them, and 500 ns behind.
+        head.now_ns = 1500;
+        head.arrive(Arrival { class: 1, priority: 1, ..Arrival::new(3, 10, 10) });
+        head.act(&ClusterEvent::Lose { machine: id(0) });
+        head.act(&ClusterEvent::Lose { machine: id(1) });
+        let actions = head.join(id(2), Role::Mixed, 1_000_000);
+        let placed: Vec<u64> = works(&commands(&actions)).iter().map(|one| one.1.request.0).collect();
+        assert_eq!(placed, expected, "a step of {step_ns} ns");
+    }
+}
+
+#[test]
+fn handoffs_are_looked_over_first_one_limit_after_the_first_claim() {
     let mut head = head();
-    register(&mut head, 0, vec![claim(key(1), destination(10), leg(Compute::Decoding, Inbound::Ready))]);
-    assert!(commands(&head.tick_at(GRACE_NS)).is_empty());
-    head.notice(0, Notice::Finished { key: key(1), tokens: 3 });
-    assert_eq!(head.cluster.counters().finished, 1);
+    for (request, now_ns) in [(1, 1000), (2, 1050)] {
+        head.now_ns = now_ns;
+        let running = claim(key(request), whole(10), leg(Compute::Decoding, Inbound::None));
+        register(&mut head, request as u32 - 1, vec![running]);
+    }
+    head.tick_at(1000 + GRACE_NS);
+    let due_ns = 1000 + head.cluster.config().park_limit_ns;
+    assert_eq!(head.cluster.next_deadline(), Some(Time::from_ns(due_ns)));
 }
 
 #[test]
@@ -162,6 +280,42 @@ fn of_two_attempts_the_later_stays() {
 }
 
 #[test]
+fn of_a_parked_request_a_record_of_an_earlier_attempt_is_kept_for_the_later() {
+    let queued = leg(Compute::Queued, Inbound::None);
+    let (release, abort) = (Command::Release { key: key(1) }, Command::Abort { key: key(1) });
+    let instead = (0, Command::Release { key: key_at(1, 2) });
+    let cases = [
+        (Held::Kept, Held::Kept, 5, instead),
+        (Held::Kept, Held::Finished, 5, instead),
+        (Held::Kept, Held::Kept, 6, (1, release)),
+        (Held::Kept, Held::Finished, 6, (1, release)),
+        (Held::Kept, queued, 5, (1, abort)),
+        (Held::Kept, Held::Closing, 5, (1, abort)),
+        (queued, Held::Kept, 5, (1, release)),
+        (queued, Held::Finished, 5, (1, release)),
+        (queued, Held::Kept, 6, (1, release)),
+        (queued, queued, 5, (1, abort)),
+    ];
+    for (later, earlier, order, expected) in cases {
+        let mut head = head();
+        register(&mut head, 0, vec![claim(key_at(1, 2), whole(10), later)]);
+        let earlier = Claim { order: Order(order), ..claim(key(1), whole(10), earlier) };
+        let told = register(&mut head, 1, vec![earlier]);
+        assert_eq!(told, [expected], "{later:?} {earlier:?}");
+    }
+}
+
+#[test]
+fn a_leg_beside_the_record_of_its_request_parks_nothing() {
+    let mut head = head();
+    let running = claim(key(1), whole(10), leg(Compute::Decoding, Inbound::None));
+    let told = register(&mut head, 0, vec![claim(key(1), whole(10), Held::Kept), running]);
+    let confirm = Command::Confirm { key: key(1), delivered: 0 };
+    assert_eq!(told, [(0, confirm), (0, Command::Release { key: key(1) })]);
+    assert_eq!(head.cluster.counters().parked, 0);
+}
+
+#[test]
 fn what_is_claimed_twice_is_kept_once() {
     let kept = |attempt| claim(key_at(1, attempt), whole(10), Held::Kept);
     let mut head = head();
@@ -191,8 +345,9 @@ fn what_is_claimed_too_late_is_dismissed() {
 fn a_machine_registers_with_the_newest_cluster_as_itself_or_its_next_incarnation() {
     let at = |incarnation| MachineId { index: 0, incarnation };
     let mut head = head();
-    let tell =
-        |head: &mut Head, incarnation, epoch| head.handle(&registration(at(incarnation), epoch, vec![])).0;
+    let tell = |head: &mut Head, incarnation, epoch| {
+        head.handle(&registration(at(incarnation), Role::Mixed, epoch, vec![])).0
+    };
     assert_eq!(tell(&mut head, 2, 3), Err(EventError::StaleCluster(at(2))));
     assert_eq!(tell(&mut head, 2, 2), Ok(Applied::Yes));
     assert_eq!(tell(&mut head, 2, 2), Ok(Applied::Yes), "back in session");
@@ -200,7 +355,7 @@ fn a_machine_registers_with_the_newest_cluster_as_itself_or_its_next_incarnation
     assert_eq!(tell(&mut head, 3, 1), Ok(Applied::Yes));
     head.act(&ClusterEvent::Lose { machine: at(3) });
     assert_eq!(tell(&mut head, 3, 2), Err(EventError::MachineTaken(at(3))));
-    let (applied, actions) = head.handle(&registration(at(4), 2, vec![]));
+    let (applied, actions) = head.handle(&registration(at(4), Role::Mixed, 2, vec![]));
     assert_eq!(applied, Ok(Applied::Yes));
     assert_eq!(actions[0], ClusterAction::Registered { to: at(4), epoch: Epoch(2) });
 }

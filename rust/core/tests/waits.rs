@@ -123,6 +123,57 @@ fn each_transfer_has_its_own_limit() {
 }
 
 #[test]
+fn the_transfer_of_a_leg_that_is_over_is_nobodys_to_take_back() {
+    for aborted in [true, false] {
+        let mut bench = bench();
+        bench.grant(id(1), 1);
+        bench.compute(2, whole(1));
+        bench.compute(1, source(2));
+        bench.send(1, id(1), Mode::LayerWise);
+        bench.pass(&[2]);
+        assert_eq!(bench.machine.plan().puts.len(), 1);
+        if aborted {
+            bench.pass(&[]);
+            bench.abort(1);
+        } else {
+            bench.pass(&[1]);
+        }
+        assert!(bench.machine.leg(key(1)).is_some(), "the transport has not let go");
+        assert!(tick_at(&mut bench, LIMIT_NS).is_empty());
+        assert!(tick_at(&mut bench, 2 * LIMIT_NS).is_empty());
+    }
+}
+
+#[test]
+fn each_wait_ends_at_its_own_limit_however_late_the_tick_comes() {
+    // Two transfers from 10 and 20 on, work without room from 30, and no Cluster from 40.
+    let waiting = || {
+        let mut bench = bench();
+        send_at(&mut bench, 1, 10);
+        send_at(&mut bench, 2, 20);
+        bench.now_ns = 30;
+        bench.compute(3, whole(8));
+        bench
+    };
+    let said = [
+        Notice::TransferFailed { key: key(1) },
+        Notice::TransferFailed { key: key(2) },
+        Notice::Relief { key: key(3) },
+    ];
+    for (now_ns, ended) in [(110, 1), (120, 2), (129, 2), (130, 3), (200, 3)] {
+        assert_eq!(notices(&tick_at(&mut waiting(), now_ns)), said[..ended], "at {now_ns}");
+    }
+    for (now_ns, left) in [(110, 3), (139, 3), (140, 2), (200, 2)] {
+        let mut bench = waiting();
+        bench.now_ns = 40;
+        bench.act(&MachineEvent::ClusterLost);
+        tick_at(&mut bench, now_ns);
+        // The transport reads on.
+        assert_eq!(bench.machine.leg_keys().count(), left, "at {now_ns}");
+    }
+}
+
+#[test]
 fn work_without_room_is_given_back_at_the_limit_the_oldest_first() {
     let mut bench = bench();
     bench.reserve(1, destination(8), id(1));

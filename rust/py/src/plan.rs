@@ -26,17 +26,17 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// A search of any kind.
 enum Kind {
-    Capacity(CapacitySearch),
-    Provision(ProvisionSearch),
-    Placement(PlacementSearch),
+    Capacity(Box<CapacitySearch>),
+    Provision(Box<ProvisionSearch>),
+    Placement(Box<PlacementSearch>),
 }
 
 impl Kind {
     fn search(&mut self) -> &mut (dyn splitcore_plan::Search + Send) {
         match self {
-            Self::Capacity(search) => search,
-            Self::Provision(search) => search,
-            Self::Placement(search) => search,
+            Self::Capacity(search) => search.as_mut(),
+            Self::Provision(search) => search.as_mut(),
+            Self::Placement(search) => search.as_mut(),
         }
     }
 
@@ -77,7 +77,7 @@ fn capacity_search(spec: &Bound<'_, PyDict>) -> PyResult<Kind> {
         step_rps: part(spec, "step_rps", "requests per second")?,
     };
     let search = spec.py().detach(|| CapacitySearch::new(&spec_read));
-    search.map(Kind::Capacity).map_err(|error| errors::sim(spec.py(), error))
+    search.map(|search| Kind::Capacity(Box::new(search))).map_err(|error| errors::sim(spec.py(), error))
 }
 
 fn provision_search(spec: &Bound<'_, PyDict>) -> PyResult<Kind> {
@@ -95,7 +95,7 @@ fn provision_search(spec: &Bound<'_, PyDict>) -> PyResult<Kind> {
         whole_map: part(spec, "whole_map", "true or false")?,
     };
     let search = spec.py().detach(|| ProvisionSearch::new(&spec_read));
-    search.map(Kind::Provision).map_err(|error| errors::sim(spec.py(), error))
+    search.map(|search| Kind::Provision(Box::new(search))).map_err(|error| errors::sim(spec.py(), error))
 }
 
 fn placement_search(spec: &Bound<'_, PyDict>) -> PyResult<Kind> {
@@ -112,7 +112,7 @@ fn placement_search(spec: &Bound<'_, PyDict>) -> PyResult<Kind> {
         resolution: part(spec, "resolution", "a share")?,
     };
     let search = spec.py().detach(|| PlacementSearch::new(&spec_read));
-    search.map(Kind::Placement).map_err(|error| errors::sim(spec.py(), error))
+    search.map(|search| Kind::Placement(Box::new(search))).map_err(|error| errors::sim(spec.py(), error))
 }
 
 fn probe(given: &Bound<'_, PyDict>) -> PyResult<Probe> {

@@ -6,7 +6,7 @@ mod common;
 use common::Machines::{Split, Unsplit};
 use common::{TempFile, assert_near, run, with_machines};
 use splitcore_sim::cost::{CostKind, CostModel, Pass, Profile};
-use splitcore_sim::machines::{Hardware, MachineKind, Model};
+use splitcore_sim::machines::{Hardware, MachineKind, MachineType, Model};
 use splitcore_sim::report::Outcome;
 use splitcore_sim::{Options, Report};
 
@@ -112,5 +112,42 @@ fn machines_with_stages_crash_and_come_back() {
         for machine in &report.summary.machines {
             assert!((0.0..=1.0).contains(&machine.utilisation), "{}", machine.utilisation);
         }
+    }
+}
+
+/// `DistServe`, section 3.1: two GPUs as one that is K times as fast (tensor parallel) or as two stages (pipeline
+/// parallel). Tensor parallel gives the earlier first token at low load, pipelines at high load; the loads at which
+/// they change places follow from the means of M/D/1.
+#[test]
+fn pipelines_overtake_tensor_parallelism_where_the_means_of_the_queues_cross() {
+    let crossings =
+        [(1.2, 0.434), (1.3, 0.611), (1.5, 0.936), (1.6, 1.095), (1.7, 1.257), (1.8, 1.429), (1.9, 1.626)];
+    let prefill_s = cost().prefill_ns(2048) as f64 / 1e9;
+    let trace = TempFile::trace("crossing", &[(0.0, 2048, 1)]);
+    for (speedup, crossing) in crossings {
+        let faster = MachineType {
+            prefill_factor: 1.0 / speedup,
+            ..MachineType::named_like("faster", Hardware::H100)
+        };
+        let mean_s = |machines, load: f64| {
+            let report = run(&Options {
+                trace: trace.path(),
+                arrivals: Some("poisson".into()),
+                rate: Some(load / prefill_s),
+                requests: Some(100_000),
+                machine_types: vec![faster.clone()],
+                ..with_machines(Unsplit(machines))
+            });
+            report.summary.ttft_s.mean
+        };
+        let tensor = |load: f64| mean_s("1xfaster", load);
+        let stages = |load: f64| mean_s("1xdgx-h100:pp2", load);
+        let (low, high) = (0.94 * crossing, 1.06 * crossing);
+        assert!(tensor(low) < stages(low), "K = {speedup}, load {low}");
+        assert!(stages(high) < tensor(high), "K = {speedup}, load {high}");
+        let (u, k) = (crossing, speedup);
+        let expected_s = prefill_s * (1.0 / k + u / (2.0 * k * (k - u)));
+        assert_near("tensor parallel", tensor(u), expected_s, 0.05);
+        assert_near("pipeline", stages(u), prefill_s * (1.0 + u / (4.0 * (2.0 - u))), 0.05);
     }
 }

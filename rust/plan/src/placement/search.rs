@@ -1,5 +1,6 @@
 //! The course of both algorithms: goodput of every way to cut, the choice, and what all instances come to together.
 
+use splitcore_sim::machines::Model;
 use splitcore_sim::{Options, SimError};
 
 use super::{Affinity, Parallelism, Placed, PlacementSpec, Tried, high, low};
@@ -63,10 +64,14 @@ impl PlacementSearch {
     /// Bad options; a number out of range; a model that no way of cutting fits.
     pub fn new(spec: &PlacementSpec) -> Result<Self, SimError> {
         check(spec)?;
-        let ways = match spec.affinity {
+        let layers = Model::parse(&spec.options.model)?.layers();
+        let mut ways = match spec.affinity {
             Affinity::High => high::ways(spec),
             Affinity::Low => low::ways(spec),
         };
+        // Stages are equal.
+        let is_even = |cut: Option<Parallelism>| cut.is_none_or(|cut| layers.is_multiple_of(cut.pp));
+        ways.retain(|way| is_even(way.prefill) && is_even(way.decode));
         let (mut kept, mut searches, mut ruled_out) = (Vec::new(), Vec::new(), Vec::new());
         let mut reason = None;
         for way in ways {

@@ -1,0 +1,88 @@
+"""DistServe's placement from Python and on the command line."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+import splitcore
+
+OPT = {"model": "opt-13b", "costs": "distserve", "slo": "distserve-chat-13b-90", "gpus_per_node": 2}
+SHORT = {"duration_s": 20.0, "seeds": 1, "resolution": 0.2}
+
+
+def run(*arguments, code=0):
+    done = subprocess.run(
+        [sys.executable, "-m", "splitcore.cli", "parallelism", *arguments],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+    assert done.returncode == code, done.stderr
+    return done
+
+
+@pytest.mark.parametrize("affinity", ["high", "low"])
+def test_instances_make_the_rate(affinity):
+    found = splitcore.parallelism(rate=4.0, affinity=affinity, **OPT, **SHORT)
+    assert found["prefill"]
+    sizes = found["prefill"]["tp"] * found["prefill"]["pp"], found["decode"]["tp"] * found["decode"]["pp"]
+    assert found["gpus"] == found["prefill_instances"] * sizes[0] + found["decode_instances"] * sizes[1]
+    for side in ("prefill", "decode"):
+        way = next(way for way in found["tried"] if way[side] == found[side])
+        assert found[f"{side}_instances"] * way["goodput_rps"] >= 4.0
+    assert {finding["objective"] for finding in found["findings"]} == {"attainment 90 %"}
+
+
+def test_the_answer_does_not_hang_on_jobs():
+    one, two = (splitcore.parallelism(rate=4.0, jobs=jobs, **OPT, **SHORT) for jobs in (1, 2))
+    assert one == two
+
+
+def test_command_tells_what_the_function_finds():
+    options = ("--rate", "4", "--gpus-per-node", "2", "--model", "opt-13b", "--costs", "distserve", "--duration", "20")
+    options += ("--slo", "distserve-chat-13b-90", "--seeds", "1", "--resolution", "0.2")
+    found = json.loads(run(*options, "--json", "-").stdout)
+    assert found == splitcore.parallelism(rate=4.0, **OPT, **SHORT)
+    assert "together at 4/s" in run(*options).stdout
+
+
+@pytest.mark.parametrize(
+    ("changed", "option"),
+    [
+        ({"affinity": "middling"}, "affinity"),
+        ({"nodes_max": 0}, "nodes_max"),
+        ({"rate": 0.0}, "rate"),
+        ({"node_bandwidth": -1.0}, "node_bandwidth"),
+        ({"machine": "dgx-b200"}, "unsplit"),
+        ({"model": "opt-175b"}, "model"),
+        ({"slo": "nothing-known"}, "slo"),
+    ],
+)
+def test_bad_options_name_themselves(changed, option):
+    with pytest.raises(splitcore.ConfigError) as caught:
+        splitcore.parallelism(**({"rate": 4.0} | OPT | SHORT | changed))
+    assert caught.value.option == option
+
+
+def test_phases_apart_need_a_limit_each(tmp_path):
+    slo = tmp_path / "first.toml"
+    slo.write_text("ttft_s = { p90 = 0.4 }\n")
+    with pytest.raises(splitcore.ConfigError, match="one for each phase"):
+        splitcore.parallelism(rate=4.0, **(OPT | {"slo": str(slo)}), **SHORT)
+
+
+def test_objectives_that_no_cut_keeps_are_told(tmp_path):
+    slo = tmp_path / "never.toml"
+    slo.write_text("ttft_s = { p90 = 0.001 }\ntpot_s = { p90 = 0.001 }\n")
+    options = ("--rate", "4", "--gpus-per-node", "1", "--model", "opt-13b", "--costs", "distserve", "--duration", "20")
+    done = run(*options, "--slo", str(slo), "--seeds", "1", "--resolution", "0.2", code=2)
+    assert "no way to cut keeps the objectives" in done.stderr
+
+
+def test_unknown_keywords_are_refused():
+    with pytest.raises(TypeError, match="unsplit"):
+        splitcore.parallelism(rate=4.0, unsplit="1xdgx-a100", **OPT, **SHORT)

@@ -1,0 +1,222 @@
+//! Sessions that begin again: what may not have arrived is said again, once, and nothing else.
+
+#![allow(clippy::unwrap_used, reason = "what is missing fails the test")]
+
+mod kit;
+
+use kit::*;
+use splitcore_core::config::{ClusterConfig, MachineConfig};
+use splitcore_core::error::Applied;
+use splitcore_core::event::{
+    Arrival, Claim, ClusterAction, ClusterEvent, Held, Join, MachineAction, MachineEvent, Registration, Role,
+};
+use splitcore_core::id::{AssignmentSeq, LegKey, Order, RequestId};
+use splitcore_core::leg::{Command, LegState, Notice, Peer, Work};
+use splitcore_core::placement::Mode;
+
+const HERE: Held = Held::Leg { state: LegState::QUEUED, mode: None };
+
+/// A machine is without its session for a moment. `seen` is the last of our assignments that it has.
+fn back(head: &mut Head, machine: u32, seen: u64, claims: Vec<Claim>) -> Vec<ClusterAction> {
+    head.act(&ClusterEvent::Disconnect { machine: id(machine) });
+    let (speed_weight, link, costs) = (1, None, None);
+    let role = head.cluster.load(machine).unwrap().home;
+    let join = Join { machine: id(machine), role, kv_capacity_tokens: 10_000, speed_weight, link, costs };
+    let epoch = head.cluster.epoch();
+    head.act(&ClusterEvent::Register(Registration { join, epoch, report: report(seen), claims }))
+}
+
+fn claim(key: LegKey, order: u64, work: Work, held: Held) -> Claim {
+    Claim { key, order: Order(order), work, held }
+}
+
+#[test]
+fn where_the_kv_goes_is_said_before_the_leg_says_what_it_misses_only_if_it_was_lost() {
+    let send = Command::Send { key: key(1), to: id(1), mode: Mode::Serialized };
+    let confirm = Command::Confirm { key: key(1), delivered: 0 };
+    for (seen, expected) in [(1, [send, confirm]), (2, [confirm, send]), (3, [confirm, send])] {
+        let mut head = Head::new(ClusterConfig::default(), &[Role::Prompt, Role::Token]);
+        let placed = commands(&head.arrive(Arrival::new(1, 10, 10)));
+        assert_eq!(placed.last(), Some(&(0, send)), "its second assignment");
+        // A third, which is about something else.
+        head.place(2, 10, 10);
+        let claims = vec![claim(key(1), 0, source(10), HERE), claim(key(2), 1, source(10), HERE)];
+        let told = commands(&back(&mut head, 0, seen, claims));
+        let about_it = |&(_, command): &(u32, Command)| [send, confirm].contains(&command).then_some(command);
+        let about_it: Vec<Command> = told.iter().filter_map(about_it).collect();
+        assert_eq!(about_it, expected, "{seen} seen: {told:?}");
+    }
+}
+
+#[test]
+fn a_leg_that_is_missing_has_not_arrived_or_is_gone() {
+    for (seen, attempt, faults) in [(0, 1, 0), (1, 2, 1)] {
+        let mut head = Head::new(ClusterConfig::default(), &[Role::Mixed]);
+        head.place(1, 10, 10);
+        let told = commands(&back(&mut head, 0, seen, Vec::new()));
+        let (key, order, work) = (key_at(1, attempt), Order(0), Work { max_new_tokens: 10, ..whole(10) });
+        assert_eq!(told.last(), Some(&(0, Command::Compute { key, order, work })), "{seen} seen: {told:?}");
+        assert_eq!(head.cluster.counters().faults, faults);
+        let load = head.cluster.load(0).unwrap();
+        assert_eq!((load.booked, load.kv_tokens, load.legs), (11, 11, 1));
+    }
+}
+
+#[test]
+fn an_abort_that_is_said_again_is_answered_by_what_comes_after_it() {
+    for held in [HERE, Held::Closing] {
+        let mut head = Head::new(ClusterConfig::default(), &[Role::Mixed]);
+        head.place(1, 10, 10);
+        head.act(&ClusterEvent::Cancel { request: RequestId(1) });
+        head.act(&ClusterEvent::Drain { machine: id(0) });
+        let told = back(&mut head, 0, 2, vec![claim(key(1), 0, whole(10), held)]);
+        let again = Command::Abort { key: key(1) };
+        let abort = |action: &ClusterAction| match *action {
+            ClusterAction::Command { seq, command, .. } if command == again => Some(seq),
+            _ => None,
+        };
+        assert_eq!(told.iter().filter_map(abort).collect::<Vec<_>>(), [AssignmentSeq(3)], "{told:?}");
+        let answer = |seq| {
+            let notice = Notice::Released { key: key(1), to: None, report: report(seq) };
+            ClusterEvent::Notice { from: id(0), notice }
+        };
+        assert_eq!(head.handle(&answer(2)), (Ok(Applied::Late), Vec::new()), "to the first, which was lost");
+        let drained = vec![ClusterAction::Drained { machine: id(0) }];
+        assert_eq!(head.handle(&answer(3)), (Ok(Applied::Yes), drained));
+    }
+}
+
+#[test]
+fn a_request_is_to_be_kept_again_where_the_word_of_it_was_lost() {
+    let mut head = Head::new(ClusterConfig::default(), &[Role::Mixed, Role::Mixed]);
+    head.join(id(2), Role::Mixed, 100_000);
+    for request in 1..=3 {
+        head.place(request, 20_000, 10);
+    }
+    let kept = commands(&head.act(&ClusterEvent::Lose { machine: id(2) }));
+    let expected = |to: u32, request: u64| {
+        let work = Work { max_new_tokens: 10, ..whole(20_000) };
+        (to, Command::Keep { key: key_at(request, 2), order: Order(request - 1), work })
+    };
+    assert_eq!(kept, [expected(0, 1), expected(0, 2), expected(0, 3)]);
+    let here = |request: u64, held| claim(key_at(request, 2), request - 1, whole(20_000), held);
+    // Nothing is missing on a machine that was to keep nothing.
+    assert!(commands(&back(&mut head, 1, 0, Vec::new())).is_empty());
+    let all = (1..=3).map(|request| here(request, Held::Kept)).collect();
+    assert!(commands(&back(&mut head, 0, 9, all)).is_empty());
+    let told = commands(&back(&mut head, 0, 9, vec![here(2, Held::Kept)]));
+    assert_eq!(told, [expected(0, 1), expected(0, 3)]);
+    // A leg of the attempt is not the request.
+    let told =
+        commands(&back(&mut head, 0, 9, vec![here(1, HERE), here(2, Held::Kept), here(3, Held::Kept)]));
+    assert_eq!(told, [expected(0, 1), (0, Command::Abort { key: key_at(1, 2) })]);
+}
+
+/// A source that sends when its request ends: its first token was the last. It is here until the transport stops.
+fn ended_while_sending(bench: &mut Bench, request: u64) {
+    bench.grant(id(1), request);
+    bench.compute(99, whole(1));
+    bench.compute(request, source(2));
+    bench.send(request, id(1), Mode::LayerWise);
+    bench.pass(&[99]);
+    bench.pass(&[request]);
+    bench.command(Command::Release { key: key(99) });
+}
+
+#[test]
+fn an_end_is_kept_unless_the_request_itself_is() {
+    for (kept, expected) in [(None, vec![1]), (Some(2), vec![1, 2]), (Some(1), vec![1])] {
+        let mut bench = Bench::new(100);
+        bench.compute(1, whole(4));
+        if let Some(request) = kept {
+            bench.command(Command::Keep { key: key(request), order: Order(request), work: whole(4) });
+        }
+        bench.pass(&[1]);
+        let claims = bench.machine.claims();
+        assert_eq!(claims.iter().map(|claim| claim.key.request.0).collect::<Vec<_>>(), expected);
+        let held =
+            |claim: &Claim| if kept == Some(claim.key.request.0) { Held::Kept } else { Held::Finished };
+        assert!(claims.iter().all(|claim| claim.held == held(claim)), "{claims:?}");
+        for request in expected {
+            assert_eq!(bench.machine.claims()[0].key, key(request));
+            bench.command(Command::Release { key: key(request) });
+        }
+        assert_eq!(bench.machine.kept(), 0);
+        // What was kept leaves no trace: the end of the next is kept, too.
+        bench.compute(5, whole(4));
+        bench.pass(&[5]);
+        assert_eq!(bench.machine.kept(), 1);
+    }
+}
+
+#[test]
+fn a_machine_says_where_a_leg_stands_when_that_is_confirmed() {
+    let mut bench = Bench::new(100);
+    let confirmed = |bench: &mut Bench, request| {
+        let actions = bench.command(Command::Confirm { key: key(request), delivered: 7 });
+        let resent = actions.first() == Some(&MachineAction::Resend { key: key(request), delivered: 7 });
+        (resent, notices(&actions))
+    };
+    let gone = |request| (false, vec![Notice::Gone { key: key(request) }]);
+    let done = |request, sampled| Notice::PrefillDone { key: key(request), sampled };
+
+    assert_eq!(confirmed(&mut bench, 1), gone(1), "never heard of");
+    ended_while_sending(&mut bench, 1);
+    let ended = Notice::Finished { key: key(1), tokens: 1 };
+    assert_eq!(confirmed(&mut bench, 1), (true, vec![ended]));
+    bench.command(Command::Release { key: key(1) });
+    assert_eq!(confirmed(&mut bench, 1), gone(1), "the end is known, and the transport reads on");
+    assert!(bench.machine.leg(key(1)).is_some());
+
+    bench.reserve(2, destination(4), id(1));
+    assert_eq!(confirmed(&mut bench, 2), (true, vec![Notice::Reserved { key: key(2) }]));
+    bench.landed(2);
+    assert_eq!(confirmed(&mut bench, 2), (true, vec![Notice::Landed { key: key(2) }, done(2, false)]));
+    bench.abort(2);
+    bench.pass(&[]);
+
+    bench.compute(3, source(4));
+    assert_eq!(confirmed(&mut bench, 3), (true, vec![]), "its prompt is not computed");
+    bench.pass(&[]);
+    assert_eq!(confirmed(&mut bench, 3), (true, vec![done(3, true)]));
+    bench.send(3, id(1), Mode::Serialized);
+    bench.grant(id(1), 3);
+    assert_eq!(confirmed(&mut bench, 3), (true, vec![done(3, true)]), "sending");
+    bench.act(&MachineEvent::TransferFailed { key: key(3) });
+    assert_eq!(confirmed(&mut bench, 3), (true, vec![done(3, true), Notice::TransferFailed { key: key(3) }]));
+
+    bench.compute(4, whole(4));
+    bench.abort(4);
+    assert!(bench.machine.leg(key(4)).is_some(), "until the pass ends");
+    assert_eq!(confirmed(&mut bench, 4), gone(4), "being dropped");
+}
+
+#[test]
+fn a_destination_says_again_to_its_source_what_that_may_have_missed() {
+    let mut bench = Bench::with(MachineConfig {
+        blocks: 100,
+        block_tokens: 1,
+        receives_max: Some(4),
+        ..MachineConfig::default()
+    });
+    // Of another source, landed, partly landed, given up, granted, of a lost source, and not granted yet.
+    bench.reserve(1, destination(1), id(2));
+    bench.reserve(2, destination(1), id(1));
+    bench.landed(2);
+    bench.reserve(3, destination(2), id(1));
+    bench.act(&MachineEvent::LayersLanded { key: key(3), layers: 1, of: 2 });
+    bench.reserve(4, destination(3), id(1));
+    bench.abort(4);
+    bench.reserve(5, destination(4), id(1));
+    bench.reserve(6, destination(5), id(1));
+    let again = peers(&bench.act(&MachineEvent::PeerReset { machine: id(1) }));
+    let expected = [
+        Peer::Landed { key: key(2) },
+        Peer::Grant { key: key(3), blocks: 3 },
+        Peer::Abort { key: key(4) },
+        Peer::Grant { key: key(5), blocks: 5 },
+    ];
+    assert_eq!(again, expected.map(|message| (id(1), message)));
+    bench.act(&MachineEvent::PeerLost { machine: id(1) });
+    assert!(peers(&bench.act(&MachineEvent::PeerReset { machine: id(1) })).is_empty(), "it is lost");
+}
