@@ -166,7 +166,7 @@ def test_every_claim_stands_on_the_page(system):
 
 
 def test_the_command_writes_a_section_and_can_go_on(tmp_path):
-    arguments = ["reproduce", "splitwise", "--quick", "--out", "page.md", "--cache", "runs.jsonl", "--jobs", "2"]
+    arguments = ["reproduce", "distserve", "--quick", "--out", "page.md", "--cache", "runs.jsonl", "--jobs", "2"]
     pages = []
     for _ in range(2):
         done = subprocess.run(
@@ -178,7 +178,7 @@ def test_the_command_writes_a_section_and_can_go_on(tmp_path):
             check=False,
         )
         assert done.returncode == 0, done.stderr
-        assert re.search(r"splitcore: splitwise: same cost, \d+% done, about \d+ s left", done.stderr)
+        assert re.search(r"splitcore: distserve: goodput, \d+% done, about \d+ s left", done.stderr)
         pages.append((tmp_path / "page.md").read_text(encoding="utf-8"))
     assert pages[0] == pages[1]
 
