@@ -35,6 +35,15 @@ def _commands():
     return [pytest.param(shlex.split(line)[1:], block, id=" ".join(line.split())) for line, block in commands]
 
 
+def _pictures(arguments):
+    """The pictures of the page that a command makes."""
+    if "--plot" not in arguments:
+        return []
+    made = Path("planning", arguments[arguments.index("--plot") + 1])
+    shown = [Path(match["path"]) for match in PICTURE.finditer(PAGE.read_text(encoding="utf-8"))]
+    return [picture for picture in shown if made in (picture, picture.parent)]
+
+
 def _run(arguments, folder):
     environment = {**os.environ, "COLUMNS": "110"}
     return subprocess.run(
@@ -76,6 +85,7 @@ def test_command_prints_what_the_page_says(arguments, block, folder):
     done = _run(["-m", "splitcore.cli", *arguments], folder)
     told = _told(done)
     assert done.returncode == (2 if "splitcore: infeasible: " in told else 0), done.stderr
+    _check_pictures(_pictures(arguments), folder)
     if block is None:
         return
     told = _shortened(told, block["output"])
@@ -88,11 +98,9 @@ def test_command_prints_what_the_page_says(arguments, block, folder):
         assert block["output"] == told
 
 
-def test_pictures_are_those_of_the_commands(folder):
-    pictures = [match["path"] for match in PICTURE.finditer(PAGE.read_text(encoding="utf-8"))]
-    assert pictures
+def _check_pictures(pictures, folder):
     for picture in pictures:
-        made, kept = folder / Path(picture).relative_to("planning"), PAGE.parent / picture
+        made, kept = folder / picture.relative_to("planning"), PAGE.parent / picture
         assert made.read_bytes().startswith(b"\x89PNG")
         if BLESS:
             kept.parent.mkdir(parents=True, exist_ok=True)
@@ -105,3 +113,5 @@ def test_the_page_has_files_commands_and_outputs():
     names = {match["name"] for match in FILE.finditer(page)}
     assert {"trace.py", "machines.toml", "slo.toml"} <= names
     assert sum(command.values[1] is not None for command in _commands()) >= 3
+    made = [picture for command in _commands() for picture in _pictures(command.values[0])]
+    assert sorted(f"{picture}" for picture in made) == sorted(match["path"] for match in PICTURE.finditer(page))
