@@ -20,7 +20,10 @@ INNER = {
     "judge": "called by engines",
     "machine_price": "looked up for designs",
     "machine_types": "read for `machines`",
+    "mean_interval": "called by `splitcore.reproduce`",
+    "placement": "`parallelism`",
     "provision": "`plan`",
+    "published_pools": "looked up by `splitcore.reproduce`",
     "slo_set": "read for `slo`",
 }
 

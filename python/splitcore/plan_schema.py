@@ -173,6 +173,8 @@ class SeedCapacity(TypedDict):
     """The lowest rate above it found not to hold; None if every rate tried did."""
     failing: list[Finding]
     """What was not met there."""
+    out_of_range_lookups: int
+    """Look-ups beyond the measured range of the cost model, at `max_rate`."""
 
 
 class Capacity(TypedDict):

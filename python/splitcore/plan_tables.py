@@ -42,6 +42,8 @@ def capacity(found: Capacity) -> RenderableType:
     facts.add_row("for each GPU", f"{found['max_rate_per_gpu']:.4g}/s of {found['gpus']}")
     facts.add_row("fails above", _failing(found["failing"], len(found["seeds"])))
     facts.add_row("runs", f"{found['probes']:,}")
+    for row in _out_of_range(found):
+        facts.add_row(*row)
     seeds = ruled("seed", "holds", "fails", "fails in")
     for seed in found["seeds"]:
         failing = seed["failing_rate"]
@@ -82,6 +84,8 @@ def _chosen(best: Chosen, rate: float | None) -> Iterable[RenderableType]:
     for spare in best["spare"]:
         missed = "" if spare["holds"] else f" {_missed(spare['failing']) or 'none left'}"
         facts.add_row(f"with one {spare['lost']} machine lost", Text.assemble(verdict(spare["holds"]), missed))
+    for row in _out_of_range(found):
+        facts.add_row(*row)
     yield facts
 
 
@@ -135,9 +139,22 @@ def _missed(findings: Sequence[Finding]) -> str:
     """Name what was missed, and by how much."""
     told = []
     for finding in findings:
-        value = "inf" if finding["found"] is None else three_digits(finding["found"])
-        told.append(f"{_objective(finding)}: {value}")
+        told.append(f"{_objective(finding)}: {_beside(finding['found'], finding['limit'])}")
     return "; ".join(told)
+
+
+def _beside(found: float | None, limit: float) -> str:
+    """Write what was found with as many digits as tell it from its limit."""
+    if found is None:
+        return "inf"
+    digits = next((digits for digits in range(3, 10) if f"{found:.{digits}g}" != f"{limit:.{digits}g}"), 10)
+    return three_digits(found) if digits == 3 else f"{found:.{digits}g}"
+
+
+def _out_of_range(found: Capacity) -> Iterable[tuple[str, str]]:
+    lookups = sum(seed["out_of_range_lookups"] for seed in found["seeds"])
+    if lookups:
+        yield "cost look-ups out of range", f"{lookups:,} at these rates: there the cost model is a guess"
 
 
 def _objective(of: Failing | Finding) -> str:

@@ -42,6 +42,8 @@ pub struct SeedCapacity {
     pub failing_rate: Option<f64>,
     /// What was not met there.
     pub failing: Vec<Finding>,
+    /// Cost-model look-ups outside what was profiled, at `max_rate`.
+    pub out_of_range_lookups: u64,
 }
 
 /// An objective that ends the rate.

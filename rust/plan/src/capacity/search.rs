@@ -35,6 +35,8 @@ struct Seed {
     bracket: Bracket,
     /// What fails at the rate that does, once it has been run to its end.
     failing: Option<Vec<Finding>>,
+    /// At the rate that holds.
+    out_of_range_lookups: u64,
 }
 
 impl CapacitySearch {
@@ -63,7 +65,7 @@ impl CapacitySearch {
             None => ARRIVALS_MIN / spec.options.duration_s.unwrap_or(DURATION_DEFAULT_S),
         };
         let bracket = Bracket::new(rates, START_RPS, floor_rps);
-        let seed = Seed { bracket, failing: None };
+        let seed = Seed { bracket, failing: None, out_of_range_lookups: 0 };
         let mut search =
             Self { gpus: 0, seeds: vec![seed; spec.seeds as usize], asked: Vec::new(), probes: 0, spec };
         search.gpus = scenario(&search.probe(0, START_RPS, false))?.gpus();
@@ -81,6 +83,7 @@ impl CapacitySearch {
             max_rate: seed.bracket.holds(),
             failing_rate: seed.bracket.fails(),
             failing: seed.failing.clone().unwrap_or_default(),
+            out_of_range_lookups: seed.out_of_range_lookups,
         };
         Capacity {
             max_rate,
@@ -140,6 +143,9 @@ impl Search for CapacitySearch {
             let seed = &mut self.seeds[at];
             if seed.bracket.next() == Some(rate) {
                 seed.bracket.tell(rate, verdict.met);
+                if verdict.met {
+                    seed.out_of_range_lookups = verdict.out_of_range_lookups;
+                }
             } else {
                 let failing = verdict.findings.iter().filter(|finding| finding.met == Some(false));
                 seed.failing = Some(failing.cloned().collect());

@@ -320,10 +320,12 @@ fn compared(needed: f64, limit: f64, unit: &str) -> String {
     }
 }
 
-/// A number for people: at most two decimals, thousands apart.
+/// A number for people: at most two decimals, thousands apart; of small ones three digits.
 fn number(value: f64) -> String {
-    if value < 0.1 {
-        return format!("{value}");
+    if value > 0.0 && value < 0.1 {
+        // Each power of ten below one is a zero after the point.
+        let zeros = (0..300).take_while(|&power| value * 10_f64.powi(power) < 0.1).count();
+        return format!("{value:.*}", zeros + 3).trim_end_matches('0').to_owned();
     }
     let text = format!("{value:.2}");
     let (whole, decimals) = text.split_once('.').unwrap_or((&text, ""));
@@ -341,6 +343,14 @@ fn number(value: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn small_numbers_have_three_digits() {
+        let cases = [(0.071_062_783, "0.0711"), (0.05, "0.05"), (0.001_234_5, "0.00123"), (0.0, "0")];
+        for (value, text) in cases {
+            assert_eq!(number(value), text);
+        }
+    }
 
     #[test]
     fn numbers_are_for_people() {
