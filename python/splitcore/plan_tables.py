@@ -154,7 +154,7 @@ def _beside(found: float | None, limit: float) -> str:
 def _out_of_range(found: Capacity) -> Iterable[tuple[str, str]]:
     lookups = sum(seed["out_of_range_lookups"] for seed in found["seeds"])
     if lookups:
-        yield "cost look-ups out of range", f"{lookups:,} at these rates: there the cost model is a guess"
+        yield "cost look-ups out of range", f"{lookups:,} at these rates, extrapolated"
 
 
 def _objective(of: Failing | Finding) -> str:
