@@ -22,7 +22,7 @@ pub struct Options {
     /// `prefill` or `decode`: one phase of an unsplit cluster alone. Of prefill, requests end with their first token; of
     /// decode, they arrive with their KV and first token where they are placed.
     pub only: Option<String>,
-    /// `bloom-176b` or `llama2-70b`; under `DistServe`'s costs `opt-13b` or `opt-66b`.
+    /// `bloom-176b` or `llama2-70b`; under DistServe's costs `opt-13b` or `opt-66b`.
     pub model: String,
     /// `azure-conv`, `azure-code` or a file.
     pub trace: String,
@@ -42,7 +42,7 @@ pub struct Options {
     pub seed: u64,
     /// A policy's name; `splitwise`, or `jsq` for an unsplit cluster.
     pub policy: Option<String>,
-    /// `measured`, `splitwise-sim`, or `DistServe`'s: `distserve`, `distserve-overhead`, `distserve-vllm`.
+    /// `measured`, `splitwise-sim`, or DistServe's: `distserve`, `distserve-overhead`, `distserve-vllm`.
     pub costs: String,
     /// A profile of the user's own measurements.
     pub profile: Option<String>,

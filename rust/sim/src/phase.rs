@@ -1,4 +1,4 @@
-//! One phase of an unsplit cluster alone, as searches need it that size the phases apart (`DistServe`, section 4.1).
+//! One phase of an unsplit cluster alone, as searches need it that size the phases apart (DistServe, section 4.1).
 
 use splitcore_core::config::PolicyKind;
 use splitcore_core::event::{Link, Role};

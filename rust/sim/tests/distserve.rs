@@ -1,4 +1,4 @@
-//! `DistServe`'s latency model against its published values, and machines of a user's own.
+//! DistServe's latency model against its published values, and machines of a user's own.
 #![allow(clippy::unwrap_used, reason = "what is missing fails the test")]
 
 mod common;

@@ -7,6 +7,7 @@ use common::Machines::{Split, Unsplit};
 use common::{TempFile, run, with_machines};
 use splitcore_sim::cost::{CostKind, CostModel, Profile};
 use splitcore_sim::machines::{Hardware, MachineKind, Model};
+use splitcore_sim::report::RequestRow;
 use splitcore_sim::{Options, Scenario, simulate};
 
 fn only(phase: &str, options: Options) -> Options {
@@ -24,8 +25,7 @@ fn prefill_alone_is_the_run_whose_requests_end_with_their_first_token() {
     assert!(report.rows.iter().all(|row| row.finished() && row.output_tokens == 1));
     assert_eq!(report.summary.transfer.count, 0);
     let whole = run(&conversation("2xdgx-h100"));
-    let prompts =
-        |rows: &[_]| rows.iter().map(|row: &splitcore_sim::report::RequestRow| row.prompt_tokens).collect();
+    let prompts = |rows: &[_]| rows.iter().map(|row: &RequestRow| row.prompt_tokens).collect();
     let (alone, both): (Vec<u32>, Vec<u32>) = (prompts(&report.rows), prompts(&whole.rows));
     assert_eq!(alone, both);
 }
@@ -53,7 +53,7 @@ fn decode_alone_has_nothing_but_decode_passes() {
 #[test]
 fn decode_alone_never_decodes_at_the_source() {
     let report = run(&only("decode", conversation("2xdgx-h100")));
-    assert!(report.rows.iter().all(|row| row.finished()));
+    assert!(report.rows.iter().all(RequestRow::finished));
     assert!(report.rows.iter().filter(|row| row.output_tokens > 1).all(|row| row.token_machine < 2));
     assert_eq!((report.summary.pools.to_mixed, report.summary.machines[2].decode_tokens), (0, 0));
 }

@@ -115,7 +115,7 @@ fn machines_with_stages_crash_and_come_back() {
     }
 }
 
-/// `DistServe`, section 3.1: two GPUs as one that is K times as fast (tensor parallel) or as two stages (pipeline
+/// DistServe, section 3.1: two GPUs as one that is K times as fast (tensor parallel) or as two stages (pipeline
 /// parallel). Tensor parallel gives the earlier first token at low load, pipelines at high load; the loads at which
 /// they change places follow from the means of M/D/1.
 #[test]

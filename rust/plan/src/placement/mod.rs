@@ -1,4 +1,4 @@
-//! How to cut a model over GPUs, for each phase: `DistServe`'s two placement algorithms (OSDI'24, section 4).
+//! How to cut a model over GPUs, for each phase: DistServe's two placement algorithms (OSDI'24, section 4).
 //!
 //! Where the network between nodes is fast, the phases are searched apart (high affinity, Algorithm 1): each phase alone
 //! is simulated for every tensor- and pipeline-parallel size, the size with the highest goodput for each GPU wins, and

@@ -74,12 +74,12 @@ pub struct Provision {
     pub best: Option<Chosen>,
     /// The best of each design, in the order of the designs; null where a design has none.
     pub designs: Vec<Option<Candidate>>,
-    /// The highest rate of each design's best, [`Goal::MaxThroughput`] only; else empty.
+    /// The highest rate of each design's best, [`Goal::MaxThroughput`](super::Goal::MaxThroughput) only; else empty.
     pub design_rates: Vec<Option<f64>>,
     /// Clusters that hold the rate such that none that does takes less of everything, by cost.
     pub frontier: Vec<Candidate>,
     /// Every pair of pool sizes that was judged or follows from one, by design, prompt and token machines. Empty for
-    /// [`Goal::MaxThroughput`].
+    /// [`Goal::MaxThroughput`](super::Goal::MaxThroughput).
     pub map: Vec<Cell>,
     /// Why there is no best.
     pub binding: Vec<Binding>,

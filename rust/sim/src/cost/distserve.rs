@@ -1,4 +1,4 @@
-//! `DistServe`'s analytic latency model: quadratic in the prompts, linear in batch and context.
+//! DistServe's analytic latency model: quadratic in the prompts, linear in batch and context.
 
 use std::sync::LazyLock;
 

@@ -42,11 +42,11 @@ pub enum CostKind {
     Measured,
     /// Splitwise's public simulator's way, to reproduce its published results.
     SplitwiseSim,
-    /// `DistServe`'s analytic model, of OPT models on A100-80G.
+    /// DistServe's analytic model, of OPT models on A100-80G.
     DistServe,
     /// The same with what starting a pass takes on the first stage: 2 ms and 0.0001 ms a token of prompts and contexts.
     DistServeOverhead,
-    /// The baseline vLLM of `DistServe`, by the same model.
+    /// The baseline vLLM of DistServe, by the same model.
     DistServeVllm,
 }
 
@@ -68,7 +68,7 @@ impl CostKind {
         }
     }
 
-    /// The engine whose coefficients `DistServe`'s model takes; none for times from a profile.
+    /// The engine whose coefficients DistServe's model takes; none for times from a profile.
     const fn distserve_engine(self) -> Option<&'static str> {
         match self {
             Self::Measured | Self::SplitwiseSim => None,

@@ -5,7 +5,7 @@ use crate::SimError;
 use crate::cost::CostKind;
 use crate::machines::{Hardware, MachineKind, Model};
 
-/// Times of a request alone on a DGX-A100, same model and same cost model: with all eight GPUs, or under `DistServe`'s
+/// Times of a request alone on a DGX-A100, same model and same cost model: with all eight GPUs, or under DistServe's
 /// costs with the largest tensor-parallel size there are coefficients of.
 #[derive(Debug, Clone)]
 pub struct IdleReference {

@@ -15,7 +15,7 @@ pub const GPU_MEMORY_BYTES: u64 = 80 << 30;
 pub const GPUS_PER_DGX: u32 = 8;
 /// Longest name of a machine type.
 const NAME_CHARS_MAX: usize = 64;
-/// GPUs one host may have: the tensor-parallel sizes that fill a DGX's NVLink domain or a part of it.
+/// GPUs one host may have: the tensor-parallel sizes that fill a DGX's `NVLink` domain or a part of it.
 const HOST_GPUS: [u32; 4] = [1, 2, 4, 8];
 
 /// The built-in kinds of DGX, as a shorthand for their entries in the catalogue.

@@ -132,7 +132,7 @@ impl Source<'_> {
             "profile" => {
                 let text = value.get_ref().as_str();
                 let text = text.ok_or_else(|| self.wrong(value, key, "a hardware name of the profile"))?;
-                machine.profile_name = text.to_owned();
+                text.clone_into(&mut machine.profile_name);
             }
             _ => {
                 let number = number(value.get_ref()).ok_or_else(|| self.wrong(value, key, "a number"))?;

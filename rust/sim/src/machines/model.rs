@@ -18,7 +18,7 @@ pub enum Weights {
     Measured,
     /// As configured in Splitwise's public simulator; all other memory is KV.
     Published,
-    /// KV tokens as listed in `DistServe`'s public simulator, which leaves room for activations too.
+    /// KV tokens as listed in DistServe's public simulator, which leaves room for activations too.
     DistServe,
 }
 
@@ -124,7 +124,7 @@ impl Model {
     }
 
     /// Tensor-parallel sizes in the shipped profile, the same on every hardware; none for the OPT models, whose times
-    /// are `DistServe`'s.
+    /// are DistServe's.
     pub const fn measured_tp(self) -> &'static [u32] {
         match self {
             Self::Bloom176b => &[8],

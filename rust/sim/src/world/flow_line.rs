@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 
 /// When a pass in flight is where.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[expect(clippy::struct_field_names, reason = "units stand last")]
 pub(super) struct TimedPass {
     pub(super) start_ns: u64,
     /// It is through the first stage.
