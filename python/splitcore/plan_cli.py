@@ -134,7 +134,9 @@ def plan(
         tables.console().print(plan_tables.plan(found, rate))
     if found["best"] is None:
         err = tables.console(stderr=True)
-        for binding in found["binding"]:
+        # What does not help by itself is worth a line only where nothing does.
+        helping = [binding for binding in found["binding"] if binding["needed"] is not None]
+        for binding in helping or found["binding"]:
             err.print(f"splitcore: infeasible: {' '.join(binding['text'].split())}", soft_wrap=True)
         raise typer.Exit(2)
 
