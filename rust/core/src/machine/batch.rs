@@ -208,32 +208,30 @@ impl Machine {
     /// evicted.
     fn grow(&mut self, actions: &mut Vec<MachineAction>) {
         let mark = self.next_mark();
-        let mut index = 0;
-        while index < self.decodes.len() {
-            let decode = self.decodes[index];
+        let (mut index, mut context_tokens, mut context_tokens_max) = (0, 0, 0);
+        while let Some(decode) = self.decodes.get_mut(index) {
             if !self.all_run && decode.runs != mark {
                 index += 1;
                 continue;
             }
             if decode.kv_tokens <= decode.room_tokens {
-                self.plan.context_tokens += u64::from(decode.kv_tokens);
-                self.plan.context_tokens_max = self.plan.context_tokens_max.max(decode.kv_tokens);
+                context_tokens += u64::from(decode.kv_tokens);
+                context_tokens_max = context_tokens_max.max(decode.kv_tokens);
                 index += 1;
                 continue;
             }
             if self.pool.allocate(1, &mut self.legs.get_mut(decode.slot).table).is_ok() {
-                self.decodes[index].room_tokens += self.config.block_tokens;
+                decode.room_tokens += self.config.block_tokens;
             } else if let Some(victim) = self.victim() {
                 self.evict(victim, actions);
                 // The victim may be this decode, or an older one that had been spared before and is counted already.
-                self.plan.context_tokens = 0;
-                self.plan.context_tokens_max = 0;
-                index = 0;
+                (index, context_tokens, context_tokens_max) = (0, 0, 0);
             } else {
                 // The oldest is never taken, nor what another pass computes: this one sits out and keeps what it has.
                 self.leave_out(index);
             }
         }
+        (self.plan.context_tokens, self.plan.context_tokens_max) = (context_tokens, context_tokens_max);
     }
 
     /// The youngest decode that has not been evicted too often, or the youngest if all have; never the oldest. None

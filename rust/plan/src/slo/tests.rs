@@ -125,9 +125,7 @@ fn objectives_of_classes() {
 
 #[test]
 fn what_is_wrong_is_told_with_its_line() {
-    let metrics = "ttft_s, tpot_s, e2e_s, ttft_slowdown, tbt_slowdown, e2e_slowdown";
     let percentile = "p and a percentile above 0 and below 100, of at most 6 decimals, as p99 or \"p99.9\"";
-    let class = "[[class]]\nname = \"a\"\nshare = 1\nttft_s.p90 = 1\n";
     let cases = [
         ("", "1: attainment: expected at least one objective, got none".to_owned()),
         ("\nttft_s = 1\n", "2: ttft_s: expected limits on percentiles, as { p90 = 0.4 }, got 1".to_owned()),
@@ -145,6 +143,17 @@ fn what_is_wrong_is_told_with_its_line() {
         ("ttft_s = { p1e1 = 1 }", format!("1: ttft_s: expected {percentile}, got `p1e1`")),
         ("ttft_s = { p9.1.2 = 1 }", "1: ttft_s.p9.1: expected a limit above 0, got a table".to_owned()),
         ("ttft_s = { p90.x = 1 }", format!("1: ttft_s: expected {percentile}, got `p90.x`")),
+    ];
+    for (text, expected) in cases {
+        assert_eq!(refusal(text), format!("slo.toml:{expected}"), "{text}");
+    }
+}
+
+#[test]
+fn what_contradicts_is_told_with_its_line() {
+    let metrics = "ttft_s, tpot_s, e2e_s, ttft_slowdown, tbt_slowdown, e2e_slowdown";
+    let class = "[[class]]\nname = \"a\"\nshare = 1\nttft_s.p90 = 1\n";
+    let cases = [
         (
             "ttft_s = { p90 = 1, \"p90.0\" = 2 }",
             "1: ttft_s: expected each percentile once, got `p90.0` again".to_owned(),

@@ -19,7 +19,7 @@ use splitcore_core::error::Rejection;
 use splitcore_core::event::{
     Arrival, ClusterAction, ClusterEvent, Join, MachineAction, MachineEvent, Outcome as CoreOutcome,
 };
-use splitcore_core::id::{LegKey, MachineId};
+use splitcore_core::id::MachineId;
 use splitcore_core::machine::Machine;
 use splitcore_core::time::Time;
 
@@ -412,28 +412,6 @@ impl<O: Observer> World<O> {
     /// Whether every request has arrived and ended.
     pub(crate) fn is_over(&self) -> bool {
         self.ended == self.requests.len()
-    }
-
-    /// The oldest request that has not ended, and what it waits for.
-    pub(crate) fn stuck(&self) -> (u64, String) {
-        let at = self.streams[..self.next_arrival]
-            .iter()
-            .position(|stream| stream.outcome == Outcome::Unfinished)
-            .unwrap_or(0);
-        let request = splitcore_core::id::RequestId(at as u64);
-        let state = match self.cluster.attempt(request) {
-            None => "unknown to the Cluster".to_string(),
-            Some(attempt) => {
-                let key = LegKey { request, attempt };
-                let legs = self.machines.iter().enumerate().filter_map(|(index, machine)| {
-                    let (state, _) = machine.leg(key)?;
-                    Some(format!("{} has {state:?}", self.tallies[index].name))
-                });
-                let legs: Vec<String> = legs.collect();
-                if legs.is_empty() { "on no machine".to_string() } else { legs.join(", ") }
-            }
-        };
-        (at as u64, state)
     }
 
     pub(crate) fn rows(&self) -> Vec<RequestRow> {
