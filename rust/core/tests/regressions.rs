@@ -816,3 +816,15 @@ fn regression_what_has_its_last_token_is_not_taken_over_to_wait() {
     assert_eq!(commands(&told), expected);
     assert_eq!(told.last(), Some(&finished()));
 }
+
+#[test]
+fn regression_of_two_prompts_with_one_place_in_line_the_first_here_starts_first() {
+    let mut bench = Bench::new(100);
+    bench.compute(1, whole(4));
+    // Two Clusters that lived at once have both given it.
+    for request in [8, 7, 9] {
+        bench.command(Command::Compute { key: key(request), order: Order(5), work: whole(4) });
+    }
+    bench.pass(&[1]);
+    assert_eq!(bench.prefills(), [8, 7, 9]);
+}

@@ -121,7 +121,7 @@ pub(crate) const BUGS: &[Bug] = &[
     Bug {
         name: "wrong-tie",
         file: "machine/batch.rs",
-        right: "other.order < queued.order);",
+        right: "other.order <= queued.order);",
         wrong: "other.order.0 / 2 < queued.order.0 / 2);",
         what: "of two prompts that arrived one after the other, the later can be first in line",
     },
