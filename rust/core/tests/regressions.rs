@@ -828,3 +828,17 @@ fn regression_of_two_prompts_with_one_place_in_line_the_first_here_starts_first(
     bench.pass(&[1]);
     assert_eq!(bench.prefills(), [8, 7, 9]);
 }
+
+#[test]
+fn regression_of_two_decodes_with_one_place_in_line_the_last_here_gives_way() {
+    let mut bench = Bench::new(12);
+    for request in [8, 7] {
+        bench.command(Command::Compute { key: key(request), order: Order(5), work: whole(4) });
+        bench.pass(&[]);
+    }
+    while bench.machine.counters().evicted == 0 {
+        bench.pass(&[]);
+    }
+    assert_eq!(bench.machine.leg(key(7)).unwrap().0.compute, Compute::Evicted);
+    assert_eq!(bench.decodes(), [8]);
+}

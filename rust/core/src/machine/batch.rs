@@ -353,7 +353,7 @@ impl Machine {
             runs: NO_PASS,
             ends: false,
         };
-        let at = self.decodes.partition_point(|other| other.order < decode.order);
+        let at = self.decodes.partition_point(|other| other.order <= decode.order);
         self.decodes.insert(at, decode);
         self.decodes_changed = true;
     }
