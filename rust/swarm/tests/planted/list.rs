@@ -135,8 +135,8 @@ pub(crate) const BUGS: &[Bug] = &[
     Bug {
         name: "batch-requests-off-by-one",
         file: "machine/batch.rs",
-        right: "batch_requests_max, empty: true }",
-        wrong: "batch_requests_max + 1, empty: true }",
+        right: "Budget { tokens, requests, decodes",
+        wrong: "Budget { tokens, requests: requests + 1, decodes",
         what: "a pass holds one request more than `batch_requests_max`",
     },
     Bug {
