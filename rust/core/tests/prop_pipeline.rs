@@ -378,7 +378,9 @@ impl Clients {
     /// One token for each leg of the oldest pass. Returns who has the last.
     fn sample(&mut self, plan: &BatchPlan) -> Vec<u64> {
         let requests: Vec<u64> = keys(plan).iter().map(|key| key.request.0).collect();
-        requests.iter().for_each(|request| *self.has.entry(*request).or_insert(0) += 1);
+        for request in &requests {
+            *self.has.entry(*request).or_insert(0) += 1;
+        }
         requests.into_iter().filter(|request| self.has[request] == self.wants[request]).collect()
     }
 

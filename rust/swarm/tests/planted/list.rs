@@ -189,6 +189,13 @@ pub(crate) const BUGS: &[Bug] = &[
         what: "an aborted leg that ends with the same pass says that it has finished",
     },
     Bug {
+        name: "given-waits",
+        file: "cluster/facts.rs",
+        right: "} else if request.parked && self.end_if_given(slot, actions) {",
+        wrong: "} else if false && self.end_if_given(slot, actions) {",
+        what: "a request waits on with its last token given",
+    },
+    Bug {
         name: "parked-reversed",
         file: "cluster/retry.rs",
         right: "self.parked.iter().map(",
