@@ -756,3 +756,89 @@ fn regression_what_has_its_last_token_is_placed_nowhere_when_its_machine_gives_i
     assert_eq!(told.last(), Some(&ClusterAction::Ended { request: RequestId(1), outcome }));
     assert!(matches!(commands(&told)[..], [(_, Command::Abort { .. })]), "{told:?}");
 }
+
+/// The end of a request whose client has everything.
+fn finished() -> ClusterAction {
+    ClusterAction::Ended { request: RequestId(1), outcome: Outcome::Finished }
+}
+
+#[test]
+fn regression_a_request_that_waits_ends_with_its_last_token() {
+    let mut head = Head::with_capacity(ClusterConfig::default(), &[Role::Mixed, Role::Mixed], 12);
+    let machine = head.place(1, 10, 2).prompt().unwrap();
+    head.act(&ClusterEvent::Drain { machine: id(1 - machine.index) });
+    head.act(&ClusterEvent::Lose { machine });
+    assert_eq!(head.cluster.parked_requests(), 1);
+    // They were on their way when their machine was lost.
+    let told = head.act(&ClusterEvent::Fact(Notice::Progress { key: key_at(1, 2), tokens: 1 }));
+    assert_eq!(told, [], "one is to come");
+    let told = head.act(&ClusterEvent::Fact(Notice::Progress { key: key_at(1, 2), tokens: 1 }));
+    assert_eq!(told.last(), Some(&finished()));
+    assert_eq!(head.cluster.counters().finished, 1);
+}
+
+#[test]
+fn regression_what_has_its_last_token_is_placed_nowhere_when_its_kv_went_elsewhere() {
+    let mut head = Head::new(ClusterConfig::default(), &[Role::Prompt, Role::Token, Role::Token]);
+    let (source, known) = pair(&head.place(1, 10, 1));
+    head.act(&ClusterEvent::Fact(Notice::Progress { key: key(1), tokens: 1 }));
+    let to = Some(id(3 - known));
+    let told = head.notice(source, Notice::Released { key: key(1), to, report: report(99) });
+    assert_eq!(commands(&told), [(known, Command::Abort { key: key(1) })]);
+    assert_eq!(told.last(), Some(&finished()));
+}
+
+#[test]
+fn regression_what_has_its_last_token_is_placed_nowhere_when_its_command_never_arrived() {
+    let mut head = Head::new(ClusterConfig::default(), &PAIR);
+    head.place(1, 10, 1);
+    head.act(&ClusterEvent::Fact(Notice::Progress { key: key(1), tokens: 1 }));
+    head.act(&ClusterEvent::Disconnect { machine: id(0) });
+    head.act(&ClusterEvent::Disconnect { machine: id(1) });
+    // The source knew the leg and has it no more; the destination has never heard of it.
+    assert_eq!(placement(&registers(&mut head, id(0), 1, report(99), Vec::new())), None);
+    let told = registers(&mut head, id(1), 1, report(0), Vec::new());
+    assert_eq!(placement(&told), None);
+    assert!(told.contains(&finished()), "{told:?}");
+}
+
+#[test]
+fn regression_what_has_its_last_token_is_not_taken_over_to_wait() {
+    let mut head = second_cluster(100);
+    let here = Held::Leg { state: LegState::QUEUED, mode: None };
+    let work = Work { max_new_tokens: 1, ..whole(10) };
+    registers(&mut head, id(0), 1, report(1), vec![claim(key(1), 0, work, here)]);
+    head.act(&ClusterEvent::Fact(Notice::Progress { key: key(1), tokens: 1 }));
+    // The Cluster before had taken it from machine 0, which has not heard of that.
+    let kept = vec![claim(key_at(1, 2), 0, work, Held::Kept)];
+    let told = registers(&mut head, id(1), 1, report(1), kept);
+    let expected = [(0, Command::Abort { key: key(1) }), (1, Command::Release { key: key_at(1, 2) })];
+    assert_eq!(commands(&told), expected);
+    assert_eq!(told.last(), Some(&finished()));
+}
+
+#[test]
+fn regression_of_two_prompts_with_one_place_in_line_the_first_here_starts_first() {
+    let mut bench = Bench::new(100);
+    bench.compute(1, whole(4));
+    // Two Clusters that lived at once have both given it.
+    for request in [8, 7, 9] {
+        bench.command(Command::Compute { key: key(request), order: Order(5), work: whole(4) });
+    }
+    bench.pass(&[1]);
+    assert_eq!(bench.prefills(), [8, 7, 9]);
+}
+
+#[test]
+fn regression_of_two_decodes_with_one_place_in_line_the_last_here_gives_way() {
+    let mut bench = Bench::new(12);
+    for request in [8, 7] {
+        bench.command(Command::Compute { key: key(request), order: Order(5), work: whole(4) });
+        bench.pass(&[]);
+    }
+    while bench.machine.counters().evicted == 0 {
+        bench.pass(&[]);
+    }
+    assert_eq!(bench.machine.leg(key(7)).unwrap().0.compute, Compute::Evicted);
+    assert_eq!(bench.decodes(), [8]);
+}

@@ -32,6 +32,13 @@ fn a_swarm_finds_the_same_however_many_threads_it_has() {
     assert_eq!(swarm(40, 12, 1, |_, _| true), swarm(40, 12, 3, |_, _| true));
 }
 
+/// A machine that is paused can hear that another is gone before it hears that their session began anew.
+#[test]
+fn a_machine_that_is_known_to_be_gone_is_told_nothing_again() {
+    let seed = run(25_490);
+    assert!(seed.is_ok(), "{}", seed.unwrap_err());
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 40, failure_persistence: None, ..ProptestConfig::default() })]
 

@@ -72,6 +72,10 @@ impl Cluster {
             ensure(request.parked == (legs == 0), || {
                 format!("request {id}: parked {}, {legs} legs", request.parked)
             })?;
+            let given = request.delivered >= request.arrival.max_new_tokens;
+            ensure(!(request.parked && given && self.is_managed()), || {
+                format!("request {id} waits, and its client has everything")
+            })?;
             ensure(self.requests.find(request.arrival.request) == Some(slot), || {
                 format!("request {id} not found")
             })?;

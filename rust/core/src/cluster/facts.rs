@@ -198,6 +198,9 @@ impl Cluster {
                 self.leave(slot, 0, actions);
             }
             self.grow_own(slot, tokens);
+        } else if request.parked && self.end_if_given(slot, actions) {
+            // An attempt that was given up has given the last: there is nothing to wait for.
+            return Applied::Yes;
         }
         self.touch_lease(slot);
         Applied::Yes

@@ -204,8 +204,11 @@ impl Cluster {
         self.unreserved.remove(&(order, slot));
     }
 
-    /// The next attempt, with what the client has as part of its prompt.
+    /// The next attempt, with what the client has as part of its prompt; or the end, where it has everything.
     pub(super) fn place_again(&mut self, slot: u32, actions: &mut Vec<ClusterAction>) {
+        if self.end_if_given(slot, actions) {
+            return;
+        }
         self.keep_at_legs(slot, actions);
         self.give_up_legs(slot, actions);
         let request = self.requests.get_mut(slot);
@@ -289,9 +292,7 @@ impl Cluster {
     ) -> Applied {
         let Some((slot, _)) = self.find_leg(from, key, |_| true) else { return self.late() };
         self.counters.relieved += 1;
-        if !self.end_if_given(slot, actions) {
-            self.place_again(slot, actions);
-        }
+        self.place_again(slot, actions);
         Applied::Yes
     }
 
@@ -305,9 +306,7 @@ impl Cluster {
         for (_, slot) in stuck {
             self.counters.relieved += 1;
             self.requests.get_mut(slot).whole = true;
-            if !self.end_if_given(slot, actions) {
-                self.place_again(slot, actions);
-            }
+            self.place_again(slot, actions);
         }
     }
 

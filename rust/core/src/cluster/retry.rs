@@ -74,8 +74,11 @@ impl Cluster {
         true
     }
 
-    /// Puts an accepted request without legs in line.
+    /// Puts an accepted request without legs in line, unless its client has everything.
     pub(super) fn park(&mut self, slot: u32, actions: &mut Vec<ClusterAction>) {
+        if self.end_if_given(slot, actions) {
+            return;
+        }
         let request = self.requests.get_mut(slot);
         request.parked = true;
         let arrival = request.arrival;

@@ -318,9 +318,10 @@ impl Machine {
         }
     }
 
-    /// Puts a leg into the prompt queue, by arrival: an evicted one goes ahead of younger work.
+    /// Puts a leg into the prompt queue, by arrival: an evicted one goes ahead of younger work. Of two that Clusters of
+    /// the same time gave one place in line, the first here goes first.
     pub(super) fn enqueue(&mut self, queued: Queued) {
-        let at = self.queue.partition_point(|other| other.order < queued.order);
+        let at = self.queue.partition_point(|other| other.order <= queued.order);
         self.queue.insert(at, queued);
     }
 
@@ -350,7 +351,7 @@ impl Machine {
             runs: NO_PASS,
             ends: false,
         };
-        let at = self.decodes.partition_point(|other| other.order < decode.order);
+        let at = self.decodes.partition_point(|other| other.order <= decode.order);
         self.decodes.insert(at, decode);
         self.decodes_changed = true;
     }

@@ -168,13 +168,14 @@ impl World {
             assert!(!current, "token {} of {key:?} was lost: {index} comes next", delivered + 1);
             return;
         }
+        // The last token of a request that waits ends it.
+        self.give(owner, index);
         let notice = Notice::Progress { key: LegKey { attempt, ..key }, tokens: 1 };
         if self.rng.chance(500) {
             self.tell_cluster(host, &ClusterEvent::Notice { from, notice });
         } else {
             self.tell_cluster(host, &ClusterEvent::Fact(notice));
         }
-        self.give(owner, index);
     }
 
     /// A client gets a token, unless it has it or has gone.

@@ -121,7 +121,7 @@ pub(crate) const BUGS: &[Bug] = &[
     Bug {
         name: "wrong-tie",
         file: "machine/batch.rs",
-        right: "other.order < queued.order);",
+        right: "other.order <= queued.order);",
         wrong: "other.order.0 / 2 < queued.order.0 / 2);",
         what: "of two prompts that arrived one after the other, the later can be first in line",
     },
@@ -135,8 +135,8 @@ pub(crate) const BUGS: &[Bug] = &[
     Bug {
         name: "batch-requests-off-by-one",
         file: "machine/batch.rs",
-        right: "batch_requests_max, empty: true }",
-        wrong: "batch_requests_max + 1, empty: true }",
+        right: "Budget { tokens, requests, decodes",
+        wrong: "Budget { tokens, requests: requests + 1, decodes",
         what: "a pass holds one request more than `batch_requests_max`",
     },
     Bug {
@@ -187,6 +187,13 @@ pub(crate) const BUGS: &[Bug] = &[
         right: "if self.legs.get(slot).aborted {",
         wrong: "if self.legs.get(slot).aborted && !self.legs.get(slot).ended {",
         what: "an aborted leg that ends with the same pass says that it has finished",
+    },
+    Bug {
+        name: "given-waits",
+        file: "cluster/facts.rs",
+        right: "} else if request.parked && self.end_if_given(slot, actions) {",
+        wrong: "} else if false && self.end_if_given(slot, actions) {",
+        what: "a request waits on with its last token given",
     },
     Bug {
         name: "parked-reversed",
