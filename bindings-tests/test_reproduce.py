@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 
 from splitcore import ConfigError, _native
 from splitcore.reproduce import SYSTEMS, page, reproduce
-from splitcore.reproduce.claims import DISTSERVE, GRID_STEP_RPS, SPLITWISE, Claim
+from splitcore.reproduce.claims import Claim
+from splitcore.reproduce.claims.distserve import DISTSERVE
+from splitcore.reproduce.claims.splitwise import GRID_STEP_RPS, SPLITWISE
 from splitcore.reproduce.lab import Effort, Lab
 from splitcore.reproduce.results import Column, Part, Row, Section, Table, command, shown
 from splitcore.reproduce.verdicts import Band, Estimate, Verdict, all_of, estimate, exactly, judge

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from splitcore import _native, planning
 from splitcore.reproduce import lengths
-from splitcore.reproduce.claims import APPLICATIONS, ATTAINMENT, DISTSERVE, TAICHI, Application
+from splitcore.reproduce.claims.distserve import APPLICATIONS, ATTAINMENT, DISTSERVE, TAICHI, Application
 from splitcore.reproduce.lab import Costs, Effort, Lab
 from splitcore.reproduce.results import Column, Made, Part, Row, Table, command, shown
 from splitcore.reproduce.verdicts import estimate

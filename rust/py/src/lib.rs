@@ -15,6 +15,7 @@ mod placement;
 mod plan;
 mod simulate;
 mod swarm;
+mod watched;
 
 /// The compiled scheduler core. Import these names from `splitcore`.
 #[pyo3::pymodule]

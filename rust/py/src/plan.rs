@@ -1,11 +1,8 @@
 //! The planner: searches driven on the cores of this machine, and their parts for who drives them elsewhere.
 
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
-use std::time::Duration;
 
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -20,9 +17,7 @@ use splitcore_sim::{Options, SimError};
 
 use crate::errors::{self, SplitcoreError};
 use crate::simulate::wrong_option;
-
-/// How often Ctrl-C is looked for while no run ends.
-const LOOK_INTERVAL: Duration = Duration::from_millis(100);
+use crate::watched::watched;
 
 /// A search of any kind.
 enum Kind {
@@ -173,56 +168,19 @@ fn driven<'py>(
 ) -> PyResult<Bound<'py, PyAny>> {
     let jobs = jobs.unwrap_or_else(|| thread::available_parallelism().map_or(1, usize::from));
     let cache = cache.map(|cache| &cache.get().cache);
-    let (done, stopped) = py.detach(|| drive(kind.search(), jobs, cache, progress));
-    match (done, stopped) {
+    let search = kind.search();
+    let (done, stopped) = py.detach(|| {
+        watched(progress, |tell| {
+            let control = |progress: Progress| tell(progress.done, progress.expected);
+            splitcore_plan::drive(search, &Drive { jobs, cache, control: &control })
+        })
+    });
+    let panicked = || Err(SimError::Internal { reason: "the search stopped".into() });
+    match (done.unwrap_or_else(panicked), stopped) {
         (_, Some(error)) => Err(error),
         (Ok(()), None) => kind.found(py),
         (Err(error), None) => Err(errors::sim(py, error)),
     }
-}
-
-/// Drives the search on threads of its own, and on this one, which hears of Ctrl-C, what is told of it. Also returns
-/// what stopped it: Ctrl-C, or what the progress callback raised.
-fn drive(
-    search: &mut (dyn splitcore_plan::Search + Send),
-    jobs: usize,
-    cache: Option<&splitcore_plan::Cache>,
-    progress: Option<&Py<PyAny>>,
-) -> (Result<(), SimError>, Option<PyErr>) {
-    let (tell, told) = channel();
-    let stop = AtomicBool::new(false);
-    thread::scope(|scope| {
-        let stop = &stop;
-        let driver = scope.spawn(move || {
-            let control = |progress: Progress| tell.send(progress).is_ok() && !stop.load(Ordering::Relaxed);
-            splitcore_plan::drive(search, &Drive { jobs, cache, control: &control })
-        });
-        let mut stopped = None;
-        loop {
-            let latest = match told.recv_timeout(LOOK_INTERVAL) {
-                // Several may have ended since: the last says it all.
-                Ok(first) => Some(told.try_iter().last().unwrap_or(first)),
-                Err(RecvTimeoutError::Timeout) => None,
-                Err(RecvTimeoutError::Disconnected) => break,
-            };
-            if stopped.is_some() {
-                continue;
-            }
-            let go_on = Python::attach(|py| {
-                py.check_signals()?;
-                match (latest, progress) {
-                    (Some(latest), Some(call)) => call.call1(py, (latest.done, latest.expected)).map(drop),
-                    _ => Ok(()),
-                }
-            });
-            if let Err(error) = go_on {
-                stop.store(true, Ordering::Relaxed);
-                stopped = Some(error);
-            }
-        }
-        let panicked = || Err(SimError::Internal { reason: "the search stopped".into() });
-        (driver.join().unwrap_or_else(|_| panicked()), stopped)
-    })
 }
 
 /// Verdicts kept in a file.

@@ -1,10 +1,8 @@
 //! Random worlds full of faults, many seeds of them.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use pyo3::prelude::*;
 use pythonize::pythonize;
@@ -13,9 +11,7 @@ use splitcore_swarm::failures::{Cell, Failure, cell, legal, name};
 use splitcore_swarm::{Failed, Summary};
 
 use crate::errors::{self, SplitcoreError, whole};
-
-/// How often Ctrl-C is looked for while no seed ends.
-const LOOK_INTERVAL: Duration = Duration::from_millis(100);
+use crate::watched::watched;
 
 const JOBS_MAX: usize = 1024;
 
@@ -126,54 +122,14 @@ pub(crate) fn swarm(
     let jobs = jobs.unwrap_or_else(|| thread::available_parallelism().map_or(1, usize::from));
     let jobs = jobs.min(usize::try_from(seeds).unwrap_or(usize::MAX));
     let begun = Instant::now();
-    let (summary, stopped) = py.detach(|| run(from_seed, seeds, jobs, progress.as_ref()));
+    let (summary, stopped) = py.detach(|| {
+        watched(progress.as_ref(), |tell| {
+            splitcore_swarm::swarm(from_seed, seeds, jobs, |done, _| tell(done, seeds))
+        })
+    });
     if let Some(error) = stopped {
         return Err(error);
     }
     let summary = summary.ok_or_else(|| SplitcoreError::new_err("the swarm stopped at an internal error"))?;
     Ok(pythonize(py, &Told::new(from_seed, jobs, begun.elapsed().as_secs_f64(), summary))?)
-}
-
-/// Runs the seeds on threads of their own, and on this one, which hears of Ctrl-C, what is told of them. Also returns
-/// what stopped it: Ctrl-C, or what the progress callback raised.
-fn run(
-    from_seed: u64,
-    seeds: u64,
-    jobs: usize,
-    progress: Option<&Py<PyAny>>,
-) -> (Option<Summary>, Option<PyErr>) {
-    let (tell, told) = channel();
-    let stop = AtomicBool::new(false);
-    thread::scope(|scope| {
-        let stop = &stop;
-        let swarm = scope.spawn(move || {
-            splitcore_swarm::swarm(from_seed, seeds, jobs, |done, _| {
-                tell.send(done).is_ok() && !stop.load(Ordering::Relaxed)
-            })
-        });
-        let mut stopped = None;
-        loop {
-            let done = match told.recv_timeout(LOOK_INTERVAL) {
-                // Several may have ended since: the last says it all.
-                Ok(done) => Some(told.try_iter().last().unwrap_or(done)),
-                Err(RecvTimeoutError::Timeout) => None,
-                Err(RecvTimeoutError::Disconnected) => break,
-            };
-            if stopped.is_some() {
-                continue;
-            }
-            let go_on = Python::attach(|py| {
-                py.check_signals()?;
-                match (done, progress) {
-                    (Some(done), Some(progress)) => progress.call1(py, (done, seeds)).map(drop),
-                    _ => Ok(()),
-                }
-            });
-            if let Err(error) = go_on {
-                stop.store(true, Ordering::Relaxed);
-                stopped = Some(error);
-            }
-        }
-        (swarm.join().ok(), stopped)
-    })
 }

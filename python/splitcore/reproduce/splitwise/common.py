@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from splitcore import _native
 from splitcore.plan_schema import Candidate, Failing
-from splitcore.reproduce.claims import SPLITWISE
+from splitcore.reproduce.claims.splitwise import SPLITWISE
 from splitcore.reproduce.lab import MEASURED, PUBLISHED, Cluster, Costs, Lab
 from splitcore.reproduce.results import Column, Part, Row, command
 from splitcore.reproduce.verdicts import Estimate, estimate

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from splitcore.plan_schema import Plan
-from splitcore.reproduce.claims import GRID_STEP_RPS
+from splitcore.reproduce.claims.splitwise import GRID_STEP_RPS
 from splitcore.reproduce.lab import MEASURED, PUBLISHED, Cluster, Costs, Effort, Lab
 from splitcore.reproduce.results import Column, Made, Part, Table, command, shown
 from splitcore.reproduce.splitwise.common import (
