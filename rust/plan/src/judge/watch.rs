@@ -17,6 +17,8 @@ pub(super) struct Watch<'a> {
     /// Of each request, once it has its first token.
     ttft_ns: Vec<u64>,
     is_over: Vec<bool>,
+    /// Requests that are not over.
+    to_end: usize,
     /// By request and rule of its class: counted already.
     missed: Vec<bool>,
     rules_max: usize,
@@ -43,6 +45,7 @@ impl<'a> Watch<'a> {
                 .collect(),
             ttft_ns: vec![NO_TIME_NS; requests.len()],
             is_over: vec![false; requests.len()],
+            to_end: requests.len(),
             missed: vec![false; requests.len() * rules_max],
             rules_max,
             misses: vec![0; case.rules.len()],
@@ -126,10 +129,13 @@ impl Observer for Watch<'_> {
 
     fn ended(&mut self, now_ns: u64, request: u64, outcome: Outcome) {
         self.is_over[request as usize] = true;
+        self.to_end -= 1;
         self.review(now_ns, request as usize, outcome);
     }
 
+    /// Where the last request decides there is nothing to save: what is left are a few events, and with them the run is
+    /// a whole one.
     fn is_satisfied(&self) -> bool {
-        self.is_lost
+        self.is_lost && self.to_end > 0
     }
 }
