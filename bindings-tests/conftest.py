@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -31,3 +33,23 @@ def data_dir() -> Path:
     if not folder.is_dir():
         pytest.skip(f"no data at {folder}; set SPLITCORE_DATA")
     return folder.resolve()
+
+
+@pytest.fixture
+def cli(tmp_path):
+    """Runs ``splitcore`` in an empty folder, as a person would."""
+
+    def run(*arguments, code=0):
+        done = subprocess.run(
+            [sys.executable, "-m", "splitcore.cli", *map(str, arguments)],
+            cwd=tmp_path,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=50,
+            check=False,
+        )
+        assert done.returncode == code, done.stderr
+        return done
+
+    return run

@@ -49,26 +49,6 @@ COLUMNS = (
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
 
 
-@pytest.fixture
-def cli(tmp_path):
-    """Runs ``splitcore`` in an empty folder."""
-
-    def run(*arguments, code=0):
-        done = subprocess.run(
-            [sys.executable, "-m", "splitcore.cli", *map(str, arguments)],
-            cwd=tmp_path,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=50,
-            check=False,
-        )
-        assert done.returncode == code, done.stderr
-        return done
-
-    return run
-
-
 def _summary(done):
     return json.loads(done.stdout)
 

@@ -1,8 +1,6 @@
 """DistServe's placement from Python and on the command line."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 
@@ -10,19 +8,6 @@ import splitcore
 
 OPT = {"model": "opt-13b", "costs": "distserve", "slo": "distserve-chat-13b-90", "gpus_per_node": 2}
 SHORT = {"duration_s": 20.0, "seeds": 1, "resolution": 0.2}
-
-
-def run(*arguments, code=0):
-    done = subprocess.run(
-        [sys.executable, "-m", "splitcore.cli", "parallelism", *arguments],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=50,
-        check=False,
-    )
-    assert done.returncode == code, done.stderr
-    return done
 
 
 @pytest.mark.parametrize("affinity", ["high", "low"])
@@ -42,12 +27,12 @@ def test_the_answer_does_not_hang_on_jobs():
     assert one == two
 
 
-def test_command_tells_what_the_function_finds():
+def test_command_tells_what_the_function_finds(cli):
     options = ("--rate", "4", "--gpus-per-node", "2", "--model", "opt-13b", "--costs", "distserve", "--duration", "20")
     options += ("--slo", "distserve-chat-13b-90", "--seeds", "1", "--resolution", "0.2")
-    found = json.loads(run(*options, "--json", "-").stdout)
+    found = json.loads(cli("parallelism", *options, "--json", "-").stdout)
     assert found == splitcore.parallelism(rate=4.0, **OPT, **SHORT)
-    assert "together at 4/s" in run(*options).stdout
+    assert "together at 4/s" in cli("parallelism", *options).stdout
 
 
 @pytest.mark.parametrize(
@@ -75,11 +60,11 @@ def test_phases_apart_need_a_limit_each(tmp_path):
         splitcore.parallelism(rate=4.0, **(OPT | {"slo": str(slo)}), **SHORT)
 
 
-def test_objectives_that_no_cut_keeps_are_told(tmp_path):
+def test_objectives_that_no_cut_keeps_are_told(cli, tmp_path):
     slo = tmp_path / "never.toml"
     slo.write_text("ttft_s = { p90 = 0.001 }\ntpot_s = { p90 = 0.001 }\n")
     options = ("--rate", "4", "--gpus-per-node", "1", "--model", "opt-13b", "--costs", "distserve", "--duration", "20")
-    done = run(*options, "--slo", str(slo), "--seeds", "1", "--resolution", "0.2", code=2)
+    done = cli("parallelism", *options, "--slo", str(slo), "--seeds", "1", "--resolution", "0.2", code=2)
     assert "no way to cut keeps the objectives" in done.stderr
 
 

@@ -19,25 +19,10 @@ ONE = ("capacity", "--unsplit", "1xdgx-h100", *SHORT)
 SIZES = ("plan", "--design", "unsplit=dgx-h100", "--design", "HA", "--rate", "4", "--machines-max", "3", *SHORT)
 
 
-@pytest.fixture
-def cli(tmp_path):
-    """Runs ``splitcore`` in a folder with one set of objectives."""
+@pytest.fixture(autouse=True)
+def objectives(tmp_path):
+    """One set of objectives in the folder of each test."""
     (tmp_path / "lax.toml").write_text(LAX)
-
-    def run(*arguments, code=0):
-        done = subprocess.run(
-            [sys.executable, "-m", "splitcore.cli", *map(str, arguments)],
-            cwd=tmp_path,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=50,
-            check=False,
-        )
-        assert done.returncode == code, done.stderr
-        return done
-
-    return run
 
 
 def files(folder):

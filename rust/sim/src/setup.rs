@@ -62,7 +62,10 @@ impl Setup {
     pub(crate) fn tbt_rule(&self) -> TbtRule {
         match self.cost_kind {
             CostKind::SplitwiseSim => TbtRule::AsPublished,
-            _ => TbtRule::MeanGap,
+            CostKind::Measured
+            | CostKind::DistServe
+            | CostKind::DistServeOverhead
+            | CostKind::DistServeVllm => TbtRule::MeanGap,
         }
     }
 

@@ -1,5 +1,7 @@
 //! The project's own profile format: what was measured of each (model, hardware, tensor-parallel size).
 
+use std::sync::LazyLock;
+
 use super::knots::{Knot, PiecewiseLinear};
 use super::profile_toml;
 use crate::SimError;
@@ -85,8 +87,12 @@ impl Problem {
 impl Profile {
     /// The profile that ships with the project.
     pub fn builtin() -> Self {
-        profile_toml::parse(include_str!("../../profiles/dgx.toml"), "dgx.toml")
-            .expect("the shipped profile is valid: a test loads it")
+        // Searches make thousands of runs, each from its options: what never changes is read once.
+        static BUILTIN: LazyLock<Profile> = LazyLock::new(|| {
+            profile_toml::parse(include_str!("../../profiles/dgx.toml"), "dgx.toml")
+                .expect("the shipped profile is valid: a test loads it")
+        });
+        BUILTIN.clone()
     }
 
     /// Reads a profile file.
