@@ -73,7 +73,7 @@ pub fn connect(
         extra: serde_json::Value::Null,
     };
     match backend {
-        Backend::CudaIpc => crate::cuda::connect(pool, to, hello, options),
+        Backend::CudaIpc => crate::cuda::connect(pool, to, &hello, options),
         Backend::Shm => crate::shm::connect(pool, to, &hello, options),
         Backend::Tcp => crate::tcp::connect(pool, to, &hello, options),
         Backend::Nixl => {

@@ -16,11 +16,11 @@ use crate::ring::{Consumer, Producer, ring};
 use crate::transfer::{Completion, Grant, PeerState, TransferKey};
 
 /// Transfers that may be begun, or ended and not yet polled, at once.
-pub const TRANSFERS_MAX: usize = 1 << 14;
+pub(crate) const TRANSFERS_MAX: usize = 1 << 14;
 
 /// A range, as places in the two pools.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Copy {
+pub(crate) struct Copy {
     /// First byte in the source's pool.
     pub from: u64,
     /// First byte in the destination's.
@@ -30,7 +30,7 @@ pub struct Copy {
 }
 
 /// See the [module](self).
-pub struct Ledger {
+pub(crate) struct Ledger {
     pool: Arc<Pool>,
     remote: PoolShape,
     receiver: Incarnation,
@@ -56,7 +56,7 @@ struct Outgoing {
 
 /// What publishing a layer came to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Sealed {
+pub(crate) struct Sealed {
     /// Bytes of the layer.
     pub bytes: u64,
     /// Whether it was the last layer of the transfer.
@@ -65,7 +65,7 @@ pub struct Sealed {
 
 impl Ledger {
     /// Books of a connection from `pool` to a receiver.
-    pub fn new(pool: Arc<Pool>, remote: PoolShape, receiver: Incarnation) -> Self {
+    pub(crate) fn new(pool: Arc<Pool>, remote: PoolShape, receiver: Incarnation) -> Self {
         let (ends, ended) = ring(TRANSFERS_MAX);
         let books = Books { transfers: HashMap::new(), unpolled: 0, lost: false, ends };
         Self { pool, remote, receiver, books: Mutex::new(books), ended: Mutex::new(ended) }
@@ -76,17 +76,17 @@ impl Ledger {
     }
 
     /// The sender's pool.
-    pub fn pool(&self) -> &Arc<Pool> {
+    pub(crate) fn pool(&self) -> &Arc<Pool> {
         &self.pool
     }
 
     /// The receiver's pool.
-    pub fn remote(&self) -> &PoolShape {
+    pub(crate) fn remote(&self) -> &PoolShape {
         &self.remote
     }
 
     /// Which receiver.
-    pub fn receiver(&self) -> Incarnation {
+    pub(crate) fn receiver(&self) -> Incarnation {
         self.receiver
     }
 
@@ -94,7 +94,7 @@ impl Ledger {
     ///
     /// # Errors
     /// The peer is gone; the grant is another incarnation's; the key is in use; too many are open.
-    pub fn begin(&self, grant: &Grant) -> Result<(), TransferError> {
+    pub(crate) fn begin(&self, grant: &Grant) -> Result<(), TransferError> {
         let key = grant.key;
         let mut books = self.books();
         if books.lost {
@@ -123,7 +123,7 @@ impl Ledger {
     ///
     /// # Errors
     /// As [`crate::Link::put`].
-    pub fn put(&self, key: TransferKey, layer: u16, ranges: &[KvRange]) -> Result<Vec<Copy>, TransferError> {
+    pub(crate) fn put(&self, key: TransferKey, layer: u16, ranges: &[KvRange]) -> Result<Vec<Copy>, TransferError> {
         let mut books = self.books();
         if books.lost {
             return Err(TransferError::PeerLost { key, peer: self.receiver });
@@ -165,7 +165,7 @@ impl Ledger {
     ///
     /// # Errors
     /// As [`crate::Link::publish`].
-    pub fn publish(&self, key: TransferKey, layer: u16) -> Result<Sealed, TransferError> {
+    pub(crate) fn publish(&self, key: TransferKey, layer: u16) -> Result<Sealed, TransferError> {
         let mut books = self.books();
         if books.lost {
             return Err(TransferError::PeerLost { key, peer: self.receiver });
@@ -182,12 +182,12 @@ impl Ledger {
     }
 
     /// Whether a transfer is open.
-    pub fn is_open(&self, key: TransferKey) -> bool {
+    pub(crate) fn is_open(&self, key: TransferKey) -> bool {
         self.books().transfers.contains_key(&key)
     }
 
     /// Ends a transfer, once: says whether it was open.
-    pub fn end(&self, completion: Completion) -> bool {
+    pub(crate) fn end(&self, completion: Completion) -> bool {
         let mut books = self.books();
         let open = books.transfers.remove(&completion.key()).is_some();
         if open {
@@ -197,7 +197,7 @@ impl Ledger {
     }
 
     /// The peer is gone: every open transfer ends, and none can be begun.
-    pub fn lose(&self, mut why: impl FnMut(TransferKey) -> TransferError) {
+    pub(crate) fn lose(&self, mut why: impl FnMut(TransferKey) -> TransferError) {
         let mut books = self.books();
         books.lost = true;
         let mut keys: Vec<TransferKey> = books.transfers.drain().map(|(key, _)| key).collect();
@@ -208,12 +208,12 @@ impl Ledger {
     }
 
     /// What is known of the receiver.
-    pub fn peer(&self) -> PeerState {
+    pub(crate) fn peer(&self) -> PeerState {
         if self.books().lost { PeerState::Lost } else { PeerState::Connected }
     }
 
     /// Appends the ends since the last call. O(those).
-    pub fn poll(&self, ended: &mut Vec<Completion>) {
+    pub(crate) fn poll(&self, ended: &mut Vec<Completion>) {
         let before = ended.len();
         let mut ring = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
         while let Some(completion) = ring.pop() {
@@ -224,7 +224,7 @@ impl Ledger {
     }
 
     /// Sleeps until there is an end to poll, at most `within`; says whether there is.
-    pub fn wait(&self, within: Duration) -> bool {
+    pub(crate) fn wait(&self, within: Duration) -> bool {
         self.ended.lock().unwrap_or_else(PoisonError::into_inner).wait(within)
     }
 }

@@ -8,25 +8,25 @@ use rustix::io::Errno;
 
 /// Wakes a thread that waits in [`ready`]. Raised once it stays raised until it is lowered.
 #[derive(Debug)]
-pub struct Flag(OwnedFd);
+pub(crate) struct Flag(OwnedFd);
 
 impl Flag {
     /// A flag that is down.
     ///
     /// # Errors
     /// No descriptor is left.
-    pub fn new() -> std::io::Result<Self> {
+    pub(crate) fn new() -> std::io::Result<Self> {
         Ok(Self(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?))
     }
 
     /// Raises it.
-    pub fn raise(&self) {
+    pub(crate) fn raise(&self) {
         // It can only fail when it is up 2^64 - 2 times over.
         let _ = rustix::io::write(&self.0, &1_u64.to_ne_bytes());
     }
 
     /// Lowers it; says whether it was up.
-    pub fn lower(&self) -> bool {
+    pub(crate) fn lower(&self) -> bool {
         rustix::io::read(&self.0, &mut [0_u8; 8]).is_ok()
     }
 }
@@ -41,7 +41,7 @@ impl AsFd for Flag {
 ///
 /// # Errors
 /// The system's; an interrupted wait begins again, with the whole of `within`.
-pub fn ready<const N: usize>(
+pub(crate) fn ready<const N: usize>(
     watched: [(BorrowedFd<'_>, bool); N],
     within: Option<Duration>,
 ) -> std::io::Result<[bool; N]> {

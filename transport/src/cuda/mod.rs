@@ -19,7 +19,7 @@ pub(crate) fn serve(_stream: UnixStream, hello: &Hello, _serving: &Serving) -> R
 pub(crate) fn connect(
     _pool: &Arc<Pool>,
     _to: &Endpoint,
-    hello: Hello,
+    hello: &Hello,
     _options: &ConnectOptions,
 ) -> Result<Arc<dyn Link>, HandshakeError> {
     Err(HandshakeError::NoBackend(format!("{} is not built yet", hello.backend)))

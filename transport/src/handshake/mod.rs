@@ -17,7 +17,7 @@ use splitcore_core::kv::PoolShape;
 use crate::error::HandshakeError;
 
 pub use choose::{Offer, choose};
-pub use wire::{Answer, Bounded, receive, send};
+pub(crate) use wire::{Answer, Bounded, receive, send};
 
 /// Version of everything that goes over the sockets and lies in shared memory. Both sides must have the same.
 pub const PROTOCOL: u16 = 1;
@@ -97,7 +97,7 @@ pub struct Endpoint {
 
 /// The sender's first message.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Hello {
+pub(crate) struct Hello {
     /// Its [`PROTOCOL`].
     pub protocol: u16,
     /// The backend it chose.
@@ -121,7 +121,7 @@ pub struct Hello {
 
 /// The receiver's answer to a [`Hello`] that fits.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Welcome {
+pub(crate) struct Welcome {
     /// Its [`PROTOCOL`].
     pub protocol: u16,
     /// Which life of the receiver.
@@ -140,7 +140,7 @@ impl Hello {
     ///
     /// # Errors
     /// The first field that does not agree, ours being the receiver's.
-    pub fn check(
+    pub(crate) fn check(
         &self,
         expects: Incarnation,
         model: &str,

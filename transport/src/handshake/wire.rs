@@ -19,7 +19,7 @@ const LIMIT: u32 = 4 << 20;
 /// What a receiver says to a hello.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Answer {
+pub(crate) enum Answer {
     /// Come in.
     Welcome(Box<Welcome>),
     /// What does not fit.
@@ -27,7 +27,7 @@ pub enum Answer {
 }
 
 /// A stream whose reads and writes can be bounded.
-pub trait Bounded: Read + Write {
+pub(crate) trait Bounded: Read + Write {
     /// Bounds the next reads and writes.
     ///
     /// # Errors
@@ -53,7 +53,7 @@ impl Bounded for UnixStream {
 ///
 /// # Errors
 /// The socket's, or the time is up.
-pub fn send<M: Serialize>(
+pub(crate) fn send<M: Serialize>(
     stream: &mut impl Bounded,
     message: &M,
     within: Duration,
@@ -70,7 +70,7 @@ pub fn send<M: Serialize>(
 ///
 /// # Errors
 /// The socket's, the time is up, or it is no message.
-pub fn receive<M: DeserializeOwned>(
+pub(crate) fn receive<M: DeserializeOwned>(
     stream: &mut impl Bounded,
     within: Duration,
 ) -> Result<M, HandshakeError> {

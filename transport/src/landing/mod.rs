@@ -248,7 +248,7 @@ impl Inner {
     }
 
     fn with_open<T>(&self, key: TransferKey, read: impl FnOnce(&Open) -> T) -> Result<T, TransferError> {
-        self.place(key)?.of(key).map(|open| read(open))
+        self.place(key)?.of(key).map(read)
     }
 
     fn landed(&self, key: TransferKey) -> u16 {
