@@ -1,6 +1,6 @@
 //! Which bytes move where: from the blocks of one layout to those of another.
 //!
-//! A plan is for one source rank and one destination rank. It is cut in the order of the destination's memory: a row of
+//! A plan is for one source rank and one destination rank. It is cut block by block as the destination's memory has them: a row of
 //! one head, one token, one plane is the least that is contiguous on both sides in every pair of layouts, and whatever
 //! continues the bytes before it on both sides becomes one range with them.
 
@@ -112,7 +112,7 @@ impl From<Mismatch> for PlanError {
 pub struct TransferPlan {
     source: PoolShape,
     destination: PoolShape,
-    /// Of layer 0, in the order of the destination's memory. Every layer has the same, further on.
+    /// Of layer 0, block by block as the destination's memory has them. Every layer has the same, further on.
     ranges: Vec<KvRange>,
     layer_bytes: u64,
 }
@@ -123,8 +123,8 @@ impl TransferPlan {
         self.source.layout.layers
     }
 
-    /// The ranges of a layer, in the order of the destination's memory; none past the last layer. Each lies in that
-    /// layer on both sides, and no two of them could be one.
+    /// The ranges of a layer, block by block as the destination's memory has them; none past the last layer. Each lies
+    /// in that layer on both sides, and no two of them could be one.
     pub fn layer(&self, layer: u16) -> impl ExactSizeIterator<Item = KvRange> + '_ {
         let ranges = if layer < self.layers() { &self.ranges[..] } else { &[] };
         ranges.iter().map(move |&range| self.in_layer(range, layer))
@@ -155,7 +155,7 @@ impl TransferPlan {
         self.ranges.is_empty()
     }
 
-    /// The ranges of all layers, in the order of the destination's memory: those of [`TransferPlan::layer`] one after
+    /// The ranges of all layers, block by block as the destination's memory has them: those of [`TransferPlan::layer`] one after
     /// the other where a pool has its layers apart, and merged where both have those of a block together.
     /// O(layers x ranges), and O(ranges) where whole blocks move.
     pub fn whole(&self) -> Vec<KvRange> {
