@@ -1,0 +1,3 @@
+//! Tests of what the backends share, and of the links that stand on others.
+
+mod kit;
