@@ -87,9 +87,29 @@ impl Landing {
 
     /// A writer's connection is over; its others are closed too. What it had not finished fails, and is fenced when
     /// `gone` says that it writes no more. Called again with `gone` when a silent one has died. O(slots).
+    ///
+    /// For news of the writer itself. What a connection's own end says is for [`left_by`](Self::left_by).
     pub fn left(&self, writer: Incarnation, gone: bool) {
+        self.leave(writer, gone, |_| true);
+    }
+
+    /// As [`left`](Self::left), said by the connection that joined with `handle`: nothing, if the writer has left and
+    /// come again since. One whose connections end together may be back before the last of them is through.
+    pub fn left_by(&self, writer: Incarnation, handle: &dyn Writer, gone: bool) {
+        let is_this = |other: &Arc<dyn Writer>| std::ptr::addr_eq(Arc::as_ptr(other), handle);
+        self.leave(writer, gone, |known| {
+            known.state != PeerState::Connected || known.handles.iter().any(is_this)
+        });
+    }
+
+    fn leave(&self, writer: Incarnation, gone: bool, counts: impl FnOnce(&Known) -> bool) {
         let mut writers = lock(&self.inner.writers);
         let Some(known) = writers.known.get_mut(&writer) else { return };
+        // The dead do not fall silent again.
+        let is_new = known.state != PeerState::Lost || gone;
+        if !is_new || !counts(known) {
+            return;
+        }
         known.state = if gone { PeerState::Lost } else { PeerState::Silent };
         let handles = std::mem::take(&mut known.handles);
         for slot in &self.inner.slots {

@@ -1,4 +1,5 @@
 //! Tests of what the backends share, and of the links that stand on others.
 
 mod kit;
+mod landing;
 mod ledger;
