@@ -119,14 +119,14 @@ struct Drip {
     bounds: Mutex<Vec<Duration>>,
 }
 
+/// Time goes by, of which the caller has less with each byte.
+fn take_time() {
+    std::thread::sleep(Duration::from_micros(500));
+}
+
 impl Drip {
     fn new() -> Self {
         Self { at: 0, bounds: Mutex::default() }
-    }
-
-    /// Time goes by, of which the caller has less with each byte.
-    fn take_time(&self) {
-        std::thread::sleep(Duration::from_micros(500));
     }
 
     fn bounds_fall(&self) -> bool {
@@ -136,7 +136,7 @@ impl Drip {
 
 impl Read for Drip {
     fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
-        self.take_time();
+        take_time();
         let bytes = marked(4 << 20, b"");
         into[0] = bytes.get(self.at).copied().unwrap_or(b' ');
         self.at += 1;
@@ -146,7 +146,7 @@ impl Read for Drip {
 
 impl Write for Drip {
     fn write(&mut self, _: &[u8]) -> std::io::Result<usize> {
-        self.take_time();
+        take_time();
         Ok(1)
     }
 

@@ -7,5 +7,6 @@ pub(crate) mod kit;
 mod landing;
 mod ledger;
 mod outcomes;
+mod rules;
 mod threads;
 mod throttle;

@@ -17,7 +17,7 @@ use crate::transfer::TransferKey;
 
 const LAYERS: u16 = 4;
 const SLOTS: u32 = 6;
-const TRANSFERS: u64 = 4000;
+const TRANSFERS: u64 = 20_000;
 const LONG: Duration = Duration::from_secs(60);
 
 /// A writer of another process, so to speak: it acknowledges from a thread of its own.
@@ -192,10 +192,8 @@ fn threads_that_publish_wait_stop_leave_and_poll_at_once_come_to_an_end() {
         })
     };
     let in_time = ended.recv_timeout(LONG * 2);
-    if in_time.is_err() && !stirring.is_finished() {
-        // Threads that wait for each other cannot be joined.
-        panic!("deadlock");
-    }
+    // Threads that wait for each other cannot be joined.
+    assert!(in_time.is_ok() || stirring.is_finished(), "deadlock");
     stirring.join().unwrap();
     assert!(done.load(Ordering::Acquire));
     assert!(stopped.load(Ordering::Relaxed) > 0);
