@@ -203,8 +203,8 @@ fn threads_that_publish_wait_stop_leave_and_poll_at_once_come_to_an_end() {
 #[test]
 fn no_layer_is_told_of_after_the_fence_of_its_transfer() {
     // Many slots, so that a poll takes long enough for a whole transfer to pass by it.
-    let landing = landing(LAYERS, 2, 1 << 15);
-    let (writing, transfers) = (landing.clone(), 4000);
+    let landing = landing(2, 2, 1 << 17);
+    let (writing, transfers) = (landing.clone(), 20_000);
     let writer = std::thread::spawn(move || {
         for number in 0..transfers {
             let key = writing.open(THERE, RequestId(number), blocks([0]), 32).unwrap().key;
