@@ -16,11 +16,17 @@
 //! - **Bounds.** A plan names blocks and offsets, not addresses, so the receiver checks every range.
 //! - **No hidden timeouts.** Deadlines are arguments, and an error says what was waited for.
 
+pub mod ring;
+mod sync;
+pub mod word;
+
 use std::fmt;
 use std::time::Duration;
 
 use splitcore_core::id::{LegKey, MachineId};
 use splitcore_core::kv::BlockId;
+
+pub use word::LayerSeal;
 
 /// One contiguous run of bytes, from a block here to a block there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,17 +41,6 @@ pub struct Range {
     pub to_offset_bytes: u32,
     /// How many bytes.
     pub bytes: u32,
-}
-
-/// What a finished layer says of itself, so that the receiver can check it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct LayerSeal {
-    /// Tokens whose KV the layer holds.
-    pub tokens: u32,
-    /// Bytes written for it.
-    pub bytes: u64,
-    /// CRC32C over them, where the backend checks.
-    pub crc32c: Option<u32>,
 }
 
 /// Why a transfer ended without all its layers.
