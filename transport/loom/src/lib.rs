@@ -13,15 +13,19 @@
 //! shipped files need no copy and no hook for it: [`Fault`] says what `sync` does wrong for one run. Faults in the
 //! order of calls (the bell before the mark) are in the test itself.
 //!
+//! A model that never comes to the hard part proves nothing either: [`Ends`] gathers what happened in each order, and
+//! the test says what all of it must be, such as that the reader slept in some and not in others.
+//!
 //! # Bounds
 //!
-//! Loom skips orders that differ in nothing; where what is left is still too much, [`explore_bounded`] allows only so
-//! many preemptions in one run. Loom takes `SeqCst` accesses for weaker than they are, but its `SeqCst` fences are
-//! right, and fences are what the words use. It does not model a load that returns what is stored later.
+//! Loom skips orders that differ in nothing, and some that do differ: `sync` says how those are brought back. Where
+//! what is left takes too long, [`explore_bounded`] allows only so many preemptions in one run. Loom takes `SeqCst`
+//! accesses for weaker than they are, but its `SeqCst` fences are right, and fences are what the words use. It does
+//! not model a load that returns what is stored later, nor a sleeper that wakes for no reason.
 
 use std::cell::Cell;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, PoisonError};
 
 #[path = "../../src/ring.rs"]
 pub mod ring;
@@ -50,40 +54,76 @@ pub enum Fault {
     WakeOne,
 }
 
+/// What a model came to, over all its orders.
+#[derive(Debug)]
+pub struct Ends<T>(Arc<Mutex<BTreeSet<T>>>);
+
+impl<T: Ord> Ends<T> {
+    /// None so far.
+    pub fn none() -> Self {
+        Self(Arc::default())
+    }
+
+    /// One order of the model ended like this.
+    pub fn met(&self, end: T) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(end);
+    }
+
+    /// All different ends, sorted.
+    pub fn all(&self) -> Vec<T>
+    where
+        T: Clone,
+    {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
+    }
+}
+
+impl<T> Clone for Ends<T> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+// Loom runs all threads of a model as coroutines on the thread of the test, which these belong to.
 thread_local! {
-    /// Loom runs all threads of a model as coroutines on the thread of the test.
     static FAULT: Cell<Fault> = const { Cell::new(Fault::None) };
+    static SLEPT: Cell<bool> = const { Cell::new(false) };
+    static WOKE: Cell<bool> = const { Cell::new(false) };
 }
 
-fn fault() -> Fault {
-    FAULT.get()
+/// Whether a thread has slept on a word in this order.
+pub fn slept() -> bool {
+    SLEPT.get()
 }
 
-/// Runs a model in every order. How many there were.
+/// Whether a thread has gone to wake another in this order.
+pub fn woke() -> bool {
+    WOKE.get()
+}
+
+/// Runs a model in every order.
 ///
 /// # Panics
 /// If any of them breaks an assertion, deadlocks, leaks, or touches a cell in a race.
-pub fn explore(fault: Fault, model: impl Fn() + Send + Sync + 'static) -> usize {
-    run(fault, None, model)
+pub fn explore(fault: Fault, model: impl Fn() + Send + Sync + 'static) {
+    run(fault, None, model);
 }
 
 /// As [`explore`], in every order with so many preemptions at most.
 ///
 /// # Panics
 /// As [`explore`].
-pub fn explore_bounded(fault: Fault, preemptions: usize, model: impl Fn() + Send + Sync + 'static) -> usize {
-    run(fault, Some(preemptions), model)
+pub fn explore_bounded(fault: Fault, preemptions: usize, model: impl Fn() + Send + Sync + 'static) {
+    run(fault, Some(preemptions), model);
 }
 
-fn run(fault: Fault, preemptions: Option<usize>, model: impl Fn() + Send + Sync + 'static) -> usize {
+fn run(fault: Fault, preemptions: Option<usize>, model: impl Fn() + Send + Sync + 'static) {
     FAULT.set(fault);
-    let orders = Arc::new(AtomicUsize::new(0));
-    let counted = orders.clone();
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = preemptions;
     builder.check(move || {
-        counted.fetch_add(1, Ordering::Relaxed);
+        SLEPT.set(false);
+        WOKE.set(false);
         model();
     });
-    orders.load(Ordering::Relaxed)
 }

@@ -8,15 +8,15 @@ pub(crate) use loom::cell::UnsafeCell;
 pub(crate) use loom::sync::Arc;
 pub(crate) use std::sync::atomic::Ordering;
 
-use crate::{Fault, fault};
+use crate::{FAULT, Fault, SLEPT, WOKE};
 
 /// An order without its releasing or its acquiring half.
 fn weakened(order: Ordering, release: Fault, acquire: Fault) -> Ordering {
     match order {
-        Ordering::Release if fault() == release => Ordering::Relaxed,
-        Ordering::Acquire if fault() == acquire => Ordering::Relaxed,
-        Ordering::AcqRel if fault() == release => Ordering::Acquire,
-        Ordering::AcqRel if fault() == acquire => Ordering::Release,
+        Ordering::Release if FAULT.get() == release => Ordering::Relaxed,
+        Ordering::Acquire if FAULT.get() == acquire => Ordering::Relaxed,
+        Ordering::AcqRel if FAULT.get() == release => Ordering::Acquire,
+        Ordering::AcqRel if FAULT.get() == acquire => Ordering::Release,
         order => order,
     }
 }
@@ -30,7 +30,7 @@ fn index_order(order: Ordering) -> Ordering {
 }
 
 pub(crate) fn fence(order: Ordering) {
-    if fault() != Fault::Fence {
+    if FAULT.get() != Fault::Fence {
         loom::sync::atomic::fence(order);
     }
 }
@@ -147,7 +147,7 @@ impl FutexWord {
         failure: Ordering,
     ) -> Result<u32, u32> {
         self.turn.take();
-        if fault() == Fault::Exchange {
+        if FAULT.get() == Fault::Exchange {
             let now = self.word.load(Ordering::Acquire);
             if now != seen {
                 return Err(now);
@@ -164,13 +164,15 @@ impl FutexWord {
         let Ok(queue) = self.queue.lock() else { return };
         self.turn.take();
         if self.word.load(Ordering::Relaxed) == seen {
+            SLEPT.set(true);
             drop(self.sleepers.wait(queue));
         }
     }
 
     pub(crate) fn wake_all(&self) {
+        WOKE.set(true);
         let queue = self.queue.lock();
-        if fault() == Fault::WakeOne {
+        if FAULT.get() == Fault::WakeOne {
             self.sleepers.notify_one();
         } else {
             self.sleepers.notify_all();
