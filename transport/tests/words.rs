@@ -99,7 +99,10 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 proptest! {
     /// Against a model: the newest generation that ended, and how each one ended.
     #[test]
-    fn a_generation_ends_once_and_never_after_a_newer_one(start in prop_oneof![Just(1_u32), Just((1 << 31) - 4)], steps in steps()) {
+    fn a_generation_ends_once_and_never_after_a_newer_one(
+        start in prop_oneof![Just(1_u32), Just((1 << 31) - 4)],
+        steps in steps(),
+    ) {
         let all: Vec<Generation> =
             std::iter::successors(Some(generation(start)), |of| Some(of.next())).take(8).collect();
         let cell = LayerCell::default();

@@ -1,11 +1,11 @@
 //! What the shipped files take from `crate::sync`, over loom, with the faults of [`Fault`].
 
+use std::ops::Deref;
 use std::time::Duration;
 
 use loom::sync::{Condvar, Mutex};
 
 pub(crate) use loom::cell::UnsafeCell;
-pub(crate) use loom::sync::Arc;
 pub(crate) use std::sync::atomic::Ordering;
 
 use crate::{FAULT, Fault, SLEPT, WOKE};
@@ -32,6 +32,37 @@ fn index_order(order: Ordering) -> Ordering {
 /// A model that failed takes no more steps: loom would panic in a drop, and abort before the test can say why.
 fn failed() -> bool {
     std::thread::panicking()
+}
+
+/// Loom's, which finds what is dropped twice or never; left alone once the model has failed.
+pub(crate) struct Arc<T>(Option<loom::sync::Arc<T>>);
+
+impl<T> Arc<T> {
+    pub(crate) fn new(value: T) -> Self {
+        Self(Some(loom::sync::Arc::new(value)))
+    }
+}
+
+impl<T> Clone for Arc<T> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+impl<T> Deref for Arc<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        self.0.as_ref().expect("only a drop takes it")
+    }
+}
+
+impl<T> Drop for Arc<T> {
+    fn drop(&mut self) {
+        if failed() {
+            std::mem::forget(self.0.take());
+        }
+    }
 }
 
 pub(crate) fn fence(order: Ordering) {
