@@ -1,5 +1,7 @@
 //! Blocks scattered over one pool arrive in blocks scattered over another one, each byte of them.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by it")]
+
 mod common;
 
 use std::sync::Arc;

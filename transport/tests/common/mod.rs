@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "every test takes what it needs")]
 
 pub(crate) mod child;
+pub(crate) mod jobs;
 pub(crate) mod open;
 
 use std::path::{Path, PathBuf};
@@ -155,7 +156,12 @@ pub(crate) fn all_blocks(shape: &PoolShape) -> Vec<BlockId> {
 }
 
 /// The plan that moves whole blocks.
-pub(crate) fn plan(from: &PoolShape, source: &[BlockId], to: &PoolShape, destination: &[BlockId]) -> TransferPlan {
+pub(crate) fn plan(
+    from: &PoolShape,
+    source: &[BlockId],
+    to: &PoolShape,
+    destination: &[BlockId],
+) -> TransferPlan {
     let tokens = source.len() as u32 * u32::from(from.layout.block_tokens);
     plan_transfer(from, source, to, destination, 0..tokens).expect("a plan for two pools of one model")
 }
@@ -201,7 +207,12 @@ pub(crate) fn receiver_in(shape: PoolShape, slots: u32, folder: Option<PathBuf>)
 }
 
 /// Connects by one backend.
-pub(crate) fn connect_by(backend: Backend, pool: &Arc<Pool>, me: Incarnation, to: &Endpoint) -> Arc<dyn Link> {
+pub(crate) fn connect_by(
+    backend: Backend,
+    pool: &Arc<Pool>,
+    me: Incarnation,
+    to: &Endpoint,
+) -> Arc<dyn Link> {
     let options = ConnectOptions { backend: Some(backend), within: BOUND, ..ConnectOptions::new(MODEL) };
     connect(pool, me, to, &options).unwrap_or_else(|error| panic!("{backend}: {error}"))
 }
