@@ -198,6 +198,14 @@ pub enum TransferError {
         /// What the layer has.
         expected: u64,
     },
+    /// A layer that another thread is still putting.
+    #[error("{key}, layer {layer}: a put of it is still running")]
+    StillPut {
+        /// Which transfer.
+        key: TransferKey,
+        /// Which layer.
+        layer: u16,
+    },
     /// The bytes that arrived are not those that were sent.
     #[error("{key}, layer {layer}: checksum {found:08x}, {expected:08x} was sent")]
     Corrupt {
