@@ -46,6 +46,12 @@ mod tcp;
 mod transfer;
 pub mod word;
 
+/// Parts that tests and fuzzers drive by hand; no part of the interface.
+#[doc(hidden)]
+pub mod testing {
+    pub use crate::tcp::frame;
+}
+
 pub use connect::{ConnectOptions, backends_of, connect};
 pub use error::{HandshakeError, MemoryError, TransferError};
 pub use handshake::{Backend, Endpoint, Incarnation, Offer, PROTOCOL, boot_id, choose};
