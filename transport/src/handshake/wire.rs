@@ -1,0 +1,132 @@
+//! Handshake messages on a socket: eight bytes of mark, four of length, JSON.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::TcpStream;
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use super::Welcome;
+use crate::error::HandshakeError;
+
+const MARK: [u8; 8] = *b"splitkv\n";
+
+/// The longest message: event handles of a device are the most that goes in one.
+const LIMIT: u32 = 4 << 20;
+
+/// What a receiver says to a hello.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Answer {
+    /// Come in.
+    Welcome(Box<Welcome>),
+    /// What does not fit.
+    Refused(String),
+}
+
+/// A stream whose reads and writes can be bounded.
+pub(crate) trait Bounded: Read + Write {
+    /// Bounds the next reads and writes.
+    ///
+    /// # Errors
+    /// The socket's.
+    fn bound(&self, within: Option<Duration>) -> std::io::Result<()>;
+}
+
+impl Bounded for TcpStream {
+    fn bound(&self, within: Option<Duration>) -> std::io::Result<()> {
+        self.set_read_timeout(within)?;
+        self.set_write_timeout(within)
+    }
+}
+
+impl Bounded for UnixStream {
+    fn bound(&self, within: Option<Duration>) -> std::io::Result<()> {
+        self.set_read_timeout(within)?;
+        self.set_write_timeout(within)
+    }
+}
+
+/// Sends a message.
+///
+/// # Errors
+/// The socket's, or the time is up.
+pub(crate) fn send<M: Serialize>(
+    stream: &mut impl Bounded,
+    message: &M,
+    within: Duration,
+) -> Result<(), HandshakeError> {
+    let body = serde_json::to_vec(message).map_err(|error| HandshakeError::Malformed(error.to_string()))?;
+    let mut frame = Vec::with_capacity(MARK.len() + 4 + body.len());
+    frame.extend_from_slice(&MARK);
+    frame.extend_from_slice(&(body.len() as u32).to_le_bytes());
+    frame.extend_from_slice(&body);
+    stream.bound(Some(within)).and_then(|()| stream.write_all(&frame)).map_err(|error| fault(&error, within))
+}
+
+/// Receives a message. A peer that sends byte by byte has no more time than one that sends nothing.
+///
+/// # Errors
+/// The socket's, the time is up, or it is no message.
+pub(crate) fn receive<M: DeserializeOwned>(
+    stream: &mut impl Bounded,
+    within: Duration,
+) -> Result<M, HandshakeError> {
+    let until = Instant::now() + within;
+    let mut head = [0_u8; MARK.len() + 4];
+    fill(stream, &mut head, until, within)?;
+    if head[..MARK.len()] != MARK {
+        return Err(HandshakeError::Malformed("the first bytes are another protocol's".to_owned()));
+    }
+    let mut length = [0_u8; 4];
+    length.copy_from_slice(&head[MARK.len()..]);
+    let length = u32::from_le_bytes(length);
+    if length > LIMIT {
+        return Err(HandshakeError::Malformed(format!(
+            "a message of {length} bytes, at most {LIMIT} are taken"
+        )));
+    }
+    let mut body = Vec::new();
+    // Grown as it comes, so that a length is no reason to allocate.
+    while body.len() < length as usize {
+        let from = body.len();
+        body.resize(length.min(from as u32 + (64 << 10)) as usize, 0);
+        fill(stream, &mut body[from..], until, within)?;
+    }
+    serde_json::from_slice(&body).map_err(|error| HandshakeError::Malformed(error.to_string()))
+}
+
+fn fill(
+    stream: &mut impl Bounded,
+    mut rest: &mut [u8],
+    until: Instant,
+    within: Duration,
+) -> Result<(), HandshakeError> {
+    while !rest.is_empty() {
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(HandshakeError::Timeout(within));
+        }
+        match stream.bound(Some(left)).and_then(|()| stream.read(rest)) {
+            Ok(0) => {
+                return Err(HandshakeError::Io {
+                    what: "handshake".to_owned(),
+                    reason: "the peer closed the connection".to_owned(),
+                });
+            }
+            Ok(count) => rest = &mut rest[count..],
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => return Err(fault(&error, within)),
+        }
+    }
+    Ok(())
+}
+
+fn fault(error: &std::io::Error, within: Duration) -> HandshakeError {
+    match error.kind() {
+        ErrorKind::WouldBlock | ErrorKind::TimedOut => HandshakeError::Timeout(within),
+        _ => HandshakeError::Io { what: "handshake".to_owned(), reason: error.to_string() },
+    }
+}

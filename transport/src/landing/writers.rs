@@ -1,0 +1,130 @@
+//! Who may be writing: connected, silent or lost, and how each is told to stop.
+
+use std::sync::Arc;
+
+use super::{Arrival, BTreeMap, Inner, Landing, Phase, lock};
+use crate::error::{HandshakeError, TransferError};
+use crate::handshake::Incarnation;
+use crate::transfer::{PeerState, TransferKey};
+
+/// A connected writer, as its backend sees it.
+pub trait Writer: Send + Sync {
+    /// Whether it writes only through this process, under [`Landing::writing`]: then a stop fences at once.
+    fn writes_here(&self) -> bool;
+
+    /// Tells it to stop a transfer; unless it writes here it answers, and the backend calls [`Landing::fenced`].
+    fn stop(&self, key: TransferKey);
+
+    /// Ends its connection.
+    fn close(&self);
+}
+
+/// Writers that are remembered before the lost ones among them are forgotten: they only make messages clearer.
+const REMEMBERED: usize = 1024;
+
+#[derive(Default)]
+pub(super) struct Writers {
+    known: BTreeMap<Incarnation, Known>,
+}
+
+struct Known {
+    state: PeerState,
+    /// One for each connection.
+    handles: Vec<Arc<dyn Writer>>,
+}
+
+impl Writers {
+    fn state(&self, writer: Incarnation) -> PeerState {
+        self.known.get(&writer).map_or(PeerState::Absent, |known| known.state)
+    }
+
+    /// Whether nothing that this writer was granted can be written after a stop. One that was never here finds the
+    /// board closed when it comes.
+    pub(super) fn is_fenced(&self, writer: Incarnation) -> bool {
+        match self.known.get(&writer) {
+            None => true,
+            Some(known) => match known.state {
+                PeerState::Absent | PeerState::Lost => true,
+                PeerState::Silent => false,
+                PeerState::Connected => known.handles.iter().all(|handle| handle.writes_here()),
+            },
+        }
+    }
+
+    pub(super) fn handle(&self, writer: Incarnation) -> Option<Arc<dyn Writer>> {
+        self.known.get(&writer).and_then(|known| known.handles.first()).cloned()
+    }
+}
+
+impl Landing {
+    /// What is known of a writer.
+    pub fn writer_state(&self, writer: Incarnation) -> PeerState {
+        lock(&self.inner.writers).state(writer)
+    }
+
+    /// A writer has connected, perhaps with one more connection.
+    ///
+    /// # Errors
+    /// Its earlier connection broke and nobody has seen it die: only another incarnation may come now.
+    pub fn joined(&self, writer: Incarnation, handle: Arc<dyn Writer>) -> Result<(), HandshakeError> {
+        let mut writers = lock(&self.inner.writers);
+        if writers.known.len() >= REMEMBERED {
+            writers.known.retain(|_, known| known.state != PeerState::Lost);
+        }
+        let known =
+            writers.known.entry(writer).or_insert(Known { state: PeerState::Absent, handles: Vec::new() });
+        if known.state == PeerState::Silent {
+            return Err(HandshakeError::Mismatch {
+                field: "incarnation".to_owned(),
+                ours: format!("{writer} is awaited dead"),
+                theirs: writer.to_string(),
+            });
+        }
+        known.state = PeerState::Connected;
+        known.handles.push(handle);
+        Ok(())
+    }
+
+    /// A writer's connection is over; its others are closed too. What it had not finished fails, and is fenced when
+    /// `gone` says that it writes no more. Called again with `gone` when a silent one has died. O(slots).
+    pub fn left(&self, writer: Incarnation, gone: bool) {
+        let mut writers = lock(&self.inner.writers);
+        let Some(known) = writers.known.get_mut(&writer) else { return };
+        known.state = if gone { PeerState::Lost } else { PeerState::Silent };
+        let handles = std::mem::take(&mut known.handles);
+        for slot in &self.inner.slots {
+            self.inner.orphan(&mut lock(slot), writer, gone);
+        }
+        drop(writers);
+        for handle in handles {
+            handle.close();
+        }
+    }
+}
+
+impl Inner {
+    /// What becomes of a slot whose writer has left.
+    fn orphan(&self, slot: &mut super::Slot, writer: Incarnation, gone: bool) {
+        let Some(open) = slot.open.as_mut().filter(|open| open.writer == writer) else { return };
+        let key = open.key;
+        match open.phase {
+            Phase::Open => {
+                if self.board.close(key.slot, key.generation) == 0 {
+                    return;
+                }
+                let error = TransferError::PeerLost { key, peer: writer };
+                open.failure = Some(error.clone());
+                open.phase = if gone { Phase::Fenced } else { Phase::Stopping };
+                self.tell(Arrival::Failed(key, error));
+                if gone {
+                    self.tell(Arrival::Fenced(key));
+                }
+            }
+            Phase::Stopping if gone => {
+                open.phase = Phase::Fenced;
+                self.tell(Arrival::Fenced(key));
+            }
+            Phase::Stopping | Phase::Fenced => {}
+        }
+    }
+}

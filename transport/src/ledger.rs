@@ -1,0 +1,260 @@
+//! The sender's books of one connection: what may be put, what has been, and the one end of each transfer.
+//!
+//! Every backend asks here first, so all refuse the same things with the same words.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use splitcore_core::kv::{BlockSet, KvRange, PoolShape};
+
+use crate::error::TransferError;
+use crate::handshake::Incarnation;
+use crate::pool::Pool;
+use crate::ring::{Consumer, Producer, ring};
+use crate::transfer::{Completion, Grant, PeerState, TransferKey};
+
+/// Transfers that may be begun, or ended and not yet polled, at once.
+pub(crate) const TRANSFERS_MAX: usize = 1 << 14;
+
+/// A range, as places in the two pools.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Copy {
+    /// First byte in the source's pool.
+    pub from: u64,
+    /// First byte in the destination's.
+    pub to: u64,
+    /// How many.
+    pub bytes: u32,
+}
+
+/// See the [module](self).
+pub(crate) struct Ledger {
+    pool: Arc<Pool>,
+    remote: PoolShape,
+    receiver: Incarnation,
+    books: Mutex<Books>,
+    ended: Mutex<Consumer<Completion>>,
+}
+
+struct Books {
+    transfers: HashMap<TransferKey, Outgoing>,
+    /// Ended and not yet polled.
+    unpolled: usize,
+    lost: bool,
+    ends: Producer<Completion>,
+}
+
+struct Outgoing {
+    granted: BlockSet,
+    layer_bytes: u64,
+    put: Vec<u64>,
+    published: Vec<bool>,
+    unpublished: u16,
+}
+
+/// What publishing a layer came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Sealed {
+    /// Bytes of the layer.
+    pub bytes: u64,
+    /// Whether it was the last layer of the transfer.
+    pub last: bool,
+}
+
+impl Ledger {
+    /// Books of a connection from `pool` to a receiver.
+    pub(crate) fn new(pool: Arc<Pool>, remote: PoolShape, receiver: Incarnation) -> Self {
+        let (ends, ended) = ring(TRANSFERS_MAX);
+        let books = Books { transfers: HashMap::new(), unpolled: 0, lost: false, ends };
+        Self { pool, remote, receiver, books: Mutex::new(books), ended: Mutex::new(ended) }
+    }
+
+    fn books(&self) -> MutexGuard<'_, Books> {
+        self.books.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The sender's pool.
+    pub(crate) fn pool(&self) -> &Arc<Pool> {
+        &self.pool
+    }
+
+    /// The receiver's pool.
+    pub(crate) fn remote(&self) -> &PoolShape {
+        &self.remote
+    }
+
+    /// Which receiver.
+    pub(crate) fn receiver(&self) -> Incarnation {
+        self.receiver
+    }
+
+    /// Opens the books of a transfer.
+    ///
+    /// # Errors
+    /// The peer is gone; the grant is another incarnation's; the key is in use; too many are open.
+    pub(crate) fn begin(&self, grant: &Grant) -> Result<(), TransferError> {
+        let key = grant.key;
+        let mut books = self.books();
+        if books.lost {
+            return Err(TransferError::PeerLost { key, peer: self.receiver });
+        }
+        if grant.receiver != self.receiver || books.transfers.contains_key(&key) {
+            return Err(TransferError::Unknown { key });
+        }
+        let outstanding = books.transfers.len() + books.unpolled;
+        if outstanding >= TRANSFERS_MAX {
+            return Err(TransferError::Busy { queued: outstanding, limit: TRANSFERS_MAX });
+        }
+        let layers = self.remote.layout.layers;
+        let outgoing = Outgoing {
+            granted: BlockSet::new(grant.blocks.clone()),
+            layer_bytes: grant.layer_bytes,
+            put: vec![0; usize::from(layers)],
+            published: vec![false; usize::from(layers)],
+            unpublished: layers,
+        };
+        books.transfers.insert(key, outgoing);
+        Ok(())
+    }
+
+    /// Books the ranges of one put, or none of them; gives what is to be copied.
+    ///
+    /// # Errors
+    /// As [`crate::Link::put`].
+    pub(crate) fn put(&self, key: TransferKey, layer: u16, ranges: &[KvRange]) -> Result<Vec<Copy>, TransferError> {
+        let mut books = self.books();
+        if books.lost {
+            return Err(TransferError::PeerLost { key, peer: self.receiver });
+        }
+        let outgoing = books.transfers.get_mut(&key).ok_or(TransferError::Unknown { key })?;
+        let at = outgoing.unpublished_layer(key, layer)?;
+        let mut copies = Vec::with_capacity(ranges.len());
+        let mut bytes = outgoing.put[at];
+        for range in ranges {
+            let to = self.destination(outgoing, key, layer, range)?;
+            let from = self.pool.span(range.from, range.from_offset, range.bytes)?;
+            copies.push(Copy { from: from.start, to: to.start, bytes: range.bytes });
+            bytes += u64::from(range.bytes);
+        }
+        if bytes > outgoing.layer_bytes {
+            return Err(TransferError::Incomplete { key, layer, bytes, expected: outgoing.layer_bytes });
+        }
+        if let Some(second) = overlapping(&copies) {
+            let range = &ranges[second];
+            return Err(TransferError::Overlap { key, layer, block: range.to, offset: range.to_offset });
+        }
+        outgoing.put[at] = bytes;
+        Ok(copies)
+    }
+
+    fn destination(
+        &self,
+        outgoing: &Outgoing,
+        key: TransferKey,
+        layer: u16,
+        range: &KvRange,
+    ) -> Result<Range<u64>, TransferError> {
+        self.remote
+            .admit(&outgoing.granted, layer, range.to, range.to_offset, range.bytes)
+            .map_err(|range| TransferError::Refused { key, layer, range })
+    }
+
+    /// Books a layer as published. The transfer's end is not booked by this.
+    ///
+    /// # Errors
+    /// As [`crate::Link::publish`].
+    pub(crate) fn publish(&self, key: TransferKey, layer: u16) -> Result<Sealed, TransferError> {
+        let mut books = self.books();
+        if books.lost {
+            return Err(TransferError::PeerLost { key, peer: self.receiver });
+        }
+        let outgoing = books.transfers.get_mut(&key).ok_or(TransferError::Unknown { key })?;
+        let at = outgoing.unpublished_layer(key, layer)?;
+        let (bytes, expected) = (outgoing.put[at], outgoing.layer_bytes);
+        if bytes != expected {
+            return Err(TransferError::Incomplete { key, layer, bytes, expected });
+        }
+        outgoing.published[at] = true;
+        outgoing.unpublished -= 1;
+        Ok(Sealed { bytes, last: outgoing.unpublished == 0 })
+    }
+
+    /// Whether a transfer is open.
+    pub(crate) fn is_open(&self, key: TransferKey) -> bool {
+        self.books().transfers.contains_key(&key)
+    }
+
+    /// Ends a transfer, once: says whether it was open.
+    pub(crate) fn end(&self, completion: Completion) -> bool {
+        let mut books = self.books();
+        let open = books.transfers.remove(&completion.key()).is_some();
+        if open {
+            books.finish(completion);
+        }
+        open
+    }
+
+    /// The peer is gone: every open transfer ends, and none can be begun.
+    pub(crate) fn lose(&self, mut why: impl FnMut(TransferKey) -> TransferError) {
+        let mut books = self.books();
+        books.lost = true;
+        let mut keys: Vec<TransferKey> = books.transfers.drain().map(|(key, _)| key).collect();
+        keys.sort_unstable_by_key(|key| (key.slot, key.generation.get()));
+        for key in keys {
+            books.finish(Completion::Failed(key, why(key)));
+        }
+    }
+
+    /// What is known of the receiver.
+    pub(crate) fn peer(&self) -> PeerState {
+        if self.books().lost { PeerState::Lost } else { PeerState::Connected }
+    }
+
+    /// Appends the ends since the last call. O(those).
+    pub(crate) fn poll(&self, ended: &mut Vec<Completion>) {
+        let before = ended.len();
+        let mut ring = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
+        while let Some(completion) = ring.pop() {
+            ended.push(completion);
+        }
+        drop(ring);
+        self.books().unpolled -= ended.len() - before;
+    }
+
+    /// Sleeps until there is an end to poll, at most `within`; says whether there is.
+    pub(crate) fn wait(&self, within: Duration) -> bool {
+        self.ended.lock().unwrap_or_else(PoisonError::into_inner).wait(within)
+    }
+}
+
+impl Books {
+    fn finish(&mut self, completion: Completion) {
+        self.unpolled += 1;
+        // `begin` keeps a place in the ring for the end of every transfer.
+        let full = self.ends.push(completion).is_err();
+        debug_assert!(!full, "the end of a transfer has no place");
+    }
+}
+
+impl Outgoing {
+    fn unpublished_layer(&self, key: TransferKey, layer: u16) -> Result<usize, TransferError> {
+        match self.published.get(usize::from(layer)) {
+            None => Err(TransferError::NoSuchLayer { key, layer, layers: self.published.len() as u16 }),
+            Some(true) => Err(TransferError::Published { key, layer }),
+            Some(false) => Ok(usize::from(layer)),
+        }
+    }
+}
+
+/// The index of a copy that writes what another of them writes too. Plans ascend, where one pass is enough.
+fn overlapping(copies: &[Copy]) -> Option<usize> {
+    let end = |copy: &Copy| copy.to + u64::from(copy.bytes);
+    if copies.is_sorted_by(|one, next| end(one) <= next.to) {
+        return None;
+    }
+    let mut order: Vec<usize> = (0..copies.len()).collect();
+    order.sort_unstable_by_key(|&index| copies[index].to);
+    order.windows(2).find(|pair| end(&copies[pair[0]]) > copies[pair[1]].to).map(|pair| pair[1])
+}

@@ -1,0 +1,286 @@
+//! A machine's receiving end: its sockets, and a thread for each connection.
+
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsFd;
+use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use crate::error::HandshakeError;
+use crate::handshake::{Answer, Backend, Endpoint, Hello, Incarnation, boot_id, receive, send};
+use crate::landing::Landing;
+use crate::pool::Pool;
+use crate::sockets::{Flag, ready};
+
+/// How a receiver listens.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ListenOptions {
+    /// The model, by a name or a hash; senders must say the same.
+    pub model: String,
+    /// Transfers at once.
+    pub slots: u32,
+    /// Where the folder of the local socket is made; `None` for the system's folder of temporary files.
+    pub folder: Option<PathBuf>,
+    /// Whether senders on the same host may come by the local socket.
+    pub local: bool,
+    /// Where others may come; port 0 takes a free one. `None`: they may not.
+    pub tcp: Option<SocketAddr>,
+    /// How long a peer may take for its handshake.
+    pub handshake_within: Duration,
+    /// Connections at once.
+    pub connections_max: usize,
+    /// How long a writer may be silent in the middle of a frame before its connection is closed.
+    pub stall_limit: Duration,
+}
+
+impl ListenOptions {
+    /// Local senders and, on loopback, others; 256 transfers at once.
+    pub fn new(model: impl Into<String>) -> Self {
+        Self {
+            model: model.into(),
+            slots: 256,
+            folder: None,
+            local: true,
+            tcp: Some(([127, 0, 0, 1], 0).into()),
+            handshake_within: Duration::from_secs(5),
+            connections_max: 4096,
+            stall_limit: Duration::from_secs(10),
+        }
+    }
+}
+
+/// Either socket.
+pub(crate) enum Stream {
+    Unix(UnixStream),
+    Tcp(TcpStream),
+}
+
+/// What a connection's thread has.
+pub(crate) struct Serving {
+    pub(crate) landing: Landing,
+    pub(crate) options: ListenOptions,
+    pub(crate) host: String,
+    pub(crate) backends: Vec<Backend>,
+    /// Up when the receiver closes.
+    pub(crate) closing: Flag,
+}
+
+struct Connection {
+    thread: JoinHandle<()>,
+    stream: Stream,
+}
+
+/// See the [module](self). Dropped, it ends every connection and joins every thread; transfers that have not landed
+/// fail, and are fenced as far as they are written by this process or by writers that have died.
+pub struct Receiver {
+    serving: Arc<Serving>,
+    endpoint: Endpoint,
+    accepting: Vec<JoinHandle<()>>,
+    connections: Arc<Mutex<Vec<Connection>>>,
+    folder: Option<PathBuf>,
+}
+
+fn io(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> HandshakeError {
+    move |error| HandshakeError::Io { what: what.into(), reason: error.to_string() }
+}
+
+impl Receiver {
+    /// Registers `pool` and listens for those who will write it.
+    ///
+    /// # Errors
+    /// No memory, no socket, or nobody could come.
+    pub fn listen(pool: Arc<Pool>, me: Incarnation, options: ListenOptions) -> Result<Self, HandshakeError> {
+        let mut backends = Vec::new();
+        if options.local && pool.device_base().is_some() {
+            backends.push(Backend::CudaIpc);
+        }
+        if options.local && pool.mapping().is_some() {
+            backends.push(Backend::Shm);
+        }
+        if options.tcp.is_some() && pool.host_base().is_some() {
+            backends.push(Backend::Tcp);
+        }
+        let host = boot_id()?;
+        let landing = Landing::new(pool, me, options.slots)?;
+        let serving = Arc::new(Serving {
+            landing,
+            options,
+            host: host.clone(),
+            backends: backends.clone(),
+            closing: Flag::new().map_err(io("eventfd"))?,
+        });
+        let device = crate::cuda::device_name(serving.landing.pool());
+        let mut receiver = Self {
+            serving: serving.clone(),
+            endpoint: Endpoint { incarnation: me, host, unix: None, tcp: None, backends, device, nixl: None },
+            accepting: Vec::new(),
+            connections: Arc::default(),
+            folder: None,
+        };
+        if serving.options.local {
+            receiver.listen_local(me)?;
+        }
+        if let Some(address) = serving.options.tcp {
+            receiver.listen_tcp(address)?;
+        }
+        Ok(receiver)
+    }
+
+    fn listen_local(&mut self, me: Incarnation) -> Result<(), HandshakeError> {
+        let folder = self.serving.options.folder.clone().unwrap_or_else(std::env::temp_dir);
+        let folder = folder.join(format!("splitcore-{}-{me}", std::process::id()));
+        let named = |path: &Path| path.display().to_string();
+        std::fs::DirBuilder::new().mode(0o700).create(&folder).map_err(io(named(&folder)))?;
+        self.folder = Some(folder.clone());
+        let path = folder.join("kv.sock");
+        let listener = UnixListener::bind(&path).map_err(io(named(&path)))?;
+        listener.set_nonblocking(true).map_err(io("local socket"))?;
+        self.endpoint.unix = Some(path);
+        self.accept(listener, |listener| listener.accept().map(|(stream, _)| Stream::Unix(stream)))
+    }
+
+    fn listen_tcp(&mut self, address: SocketAddr) -> Result<(), HandshakeError> {
+        let listener = TcpListener::bind(address).map_err(io(format!("listening at {address}")))?;
+        listener.set_nonblocking(true).map_err(io("tcp socket"))?;
+        self.endpoint.tcp = Some(listener.local_addr().map_err(io("tcp socket"))?);
+        self.accept(listener, |listener| listener.accept().map(|(stream, _)| Stream::Tcp(stream)))
+    }
+
+    fn accept<L: AsFd + Send + 'static>(
+        &mut self,
+        listener: L,
+        next: fn(&L) -> std::io::Result<Stream>,
+    ) -> Result<(), HandshakeError> {
+        let (serving, connections) = (self.serving.clone(), self.connections.clone());
+        let accepting = move || {
+            while let Ok([closing, _]) =
+                ready([(serving.closing.as_fd(), false), (listener.as_fd(), false)], None)
+            {
+                if closing {
+                    return;
+                }
+                if let Ok(stream) = next(&listener) {
+                    adopt(&serving, &connections, stream);
+                }
+            }
+        };
+        let thread = std::thread::Builder::new().name("kv-accept".to_owned()).spawn(accepting);
+        self.accepting.push(thread.map_err(io("accepting thread"))?);
+        Ok(())
+    }
+
+    /// How it is reached.
+    pub fn endpoint(&self) -> &Endpoint {
+        &self.endpoint
+    }
+
+    /// What has come.
+    pub fn landing(&self) -> &Landing {
+        &self.serving.landing
+    }
+}
+
+/// Gives a connection a thread of its own, so that a peer that says nothing holds up nobody else.
+fn adopt(serving: &Arc<Serving>, connections: &Mutex<Vec<Connection>>, stream: Stream) {
+    let mut connections = connections.lock().unwrap_or_else(PoisonError::into_inner);
+    connections.retain(|connection| !connection.thread.is_finished());
+    if connections.len() >= serving.options.connections_max {
+        return;
+    }
+    let Ok(copy) = stream.another() else { return };
+    let serving = serving.clone();
+    let thread = std::thread::Builder::new().name("kv-connection".to_owned()).spawn(move || {
+        // What a peer did wrong was told to the peer; the receiver goes on.
+        let _ = stream.serve(&serving);
+    });
+    if let Ok(thread) = thread {
+        connections.push(Connection { thread, stream: copy });
+    }
+}
+
+impl Stream {
+    fn another(&self) -> std::io::Result<Self> {
+        let copy = match self {
+            Self::Unix(stream) => Self::Unix(stream.try_clone()?),
+            Self::Tcp(stream) => Self::Tcp(stream.try_clone()?),
+        };
+        // An accepted socket of a listener that does not block may not block either.
+        match &copy {
+            Self::Unix(stream) => stream.set_nonblocking(false)?,
+            Self::Tcp(stream) => stream.set_nonblocking(false)?,
+        }
+        Ok(copy)
+    }
+
+    fn close(&self) {
+        let _ = match self {
+            Self::Unix(stream) => stream.shutdown(std::net::Shutdown::Both),
+            Self::Tcp(stream) => stream.shutdown(std::net::Shutdown::Both),
+        };
+    }
+
+    /// The life of a connection.
+    fn serve(self, serving: &Serving) -> Result<(), HandshakeError> {
+        let within = serving.options.handshake_within;
+        match self {
+            Self::Unix(mut stream) => {
+                let hello = admit(&mut stream, serving, within, true)?;
+                match hello.backend {
+                    Backend::CudaIpc => crate::cuda::serve(stream, &hello, serving),
+                    _ => crate::shm::serve(stream, &hello, serving),
+                }
+            }
+            Self::Tcp(mut stream) => {
+                let hello = admit(&mut stream, serving, within, false)?;
+                crate::tcp::serve(stream, &hello, serving)
+            }
+        }
+    }
+}
+
+/// Receives a hello and checks it; one that does not fit is told why.
+fn admit(
+    stream: &mut impl crate::handshake::Bounded,
+    serving: &Serving,
+    within: Duration,
+    local: bool,
+) -> Result<Hello, HandshakeError> {
+    let landing = &serving.landing;
+    let checked = receive::<Hello>(stream, within).and_then(|hello| {
+        let by_socket = |backend: &Backend| (*backend != Backend::Tcp) == local;
+        let backends: Vec<Backend> = serving.backends.iter().copied().filter(by_socket).collect();
+        hello.check(
+            landing.owner(),
+            &serving.options.model,
+            landing.pool().shape(),
+            &backends,
+            &serving.host,
+        )?;
+        Ok(hello)
+    });
+    if let Err(error) = &checked {
+        // Best effort: the peer may be gone, or be no peer of ours.
+        let _ = send(stream, &Answer::Refused(error.to_string()), within);
+    }
+    checked
+}
+
+impl Drop for Receiver {
+    fn drop(&mut self) {
+        self.serving.closing.raise();
+        for thread in self.accepting.drain(..) {
+            let _ = thread.join();
+        }
+        let mut connections = self.connections.lock().unwrap_or_else(PoisonError::into_inner);
+        for connection in connections.drain(..) {
+            connection.stream.close();
+            let _ = connection.thread.join();
+        }
+        if let Some(folder) = &self.folder {
+            let _ = std::fs::remove_dir_all(folder);
+        }
+    }
+}
