@@ -22,8 +22,6 @@ pub use setting::BenchError;
 /// What to measure.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Plan {
-    /// Which transports: `shm`, `tcp`.
-    pub backends: Vec<Backend>,
     /// Bytes of each block in one layer.
     pub block_bytes: Vec<u32>,
     /// Bytes of a whole transfer.
@@ -41,7 +39,6 @@ pub struct Plan {
 impl Default for Plan {
     fn default() -> Self {
         Self {
-            backends: vec![Backend::Shm, Backend::Tcp],
             block_bytes: vec![16 << 10, 64 << 10, 256 << 10, 1 << 20, 2 << 20],
             transfer_bytes: 256 << 20,
             repetitions: 5,
@@ -112,26 +109,28 @@ pub struct Measured {
 }
 
 /// Measures one transport. `child` starts a process that does nothing but call [`receive`] on its standard input and
-/// output; `said` hears what is being measured.
+/// output; `go_on` hears how many of all steps are done, and stops the rest by saying no.
 ///
 /// # Errors
-/// The child cannot be started or fails, or the transport does.
+/// The child cannot be started or fails, the transport does, or it was stopped.
 pub fn measure(
     plan: &Plan,
     backend: Backend,
     child: &dyn Fn() -> Command,
-    said: &mut dyn FnMut(&str),
+    go_on: &dyn Fn(u64, u64) -> bool,
 ) -> Result<Measured, BenchError> {
+    let steps = plan.block_bytes.len() as u64 + 3;
+    let step = |done: u64| if go_on(done, steps) { Ok(()) } else { Err(BenchError::Stopped) };
     let mut bandwidth = Vec::new();
-    for &block_bytes in &plan.block_bytes {
-        said(&format!("{backend}: blocks of {} KiB", block_bytes >> 10));
+    for (done, &block_bytes) in (0..).zip(&plan.block_bytes) {
+        step(done)?;
         bandwidth.push(bandwidth::measure(plan, backend, block_bytes, child)?);
     }
-    said(&format!("{backend}: notify"));
+    step(steps - 3)?;
     let notify = notify::measure(plan, backend, child)?;
-    said(&format!("{backend}: layer-wise and serialized"));
+    step(steps - 2)?;
     let exposed = exposed::measure(plan, backend, child)?;
-    said(&format!("{backend}: {} queued transfers", plan.queued));
+    step(steps - 1)?;
     let queued = queued::measure(plan, backend, child)?;
     Ok(Measured { backend, bandwidth, notify, exposed, queued })
 }

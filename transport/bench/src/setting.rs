@@ -38,6 +38,9 @@ pub enum BenchError {
     /// The child process, or a pipe to it.
     #[error("the receiving process: {0}")]
     Child(String),
+    /// Whoever asked wants no more.
+    #[error("stopped")]
+    Stopped,
     /// A socket of the ceiling.
     #[error("raw socket: {0}")]
     Socket(std::io::Error),
