@@ -150,9 +150,9 @@ pub enum LayoutError {
         /// Ranks.
         size: u16,
     },
-    /// A block has 4 GiB or more.
+    /// A block has 4 GiB or more: offsets within it would not fit 32 bits.
     BlockTooLarge {
-        /// Bytes it would have.
+        /// Bytes it would have, at most [`u64::MAX`].
         bytes: u64,
     },
 }
@@ -209,14 +209,16 @@ impl KvLayout {
         let plane = u64::from(self.heads_here().len() as u32)
             * u64::from(self.block_tokens)
             * u64::from(self.row_bytes());
-        let bytes = plane * u64::from(self.plane_count()) * u64::from(self.layers);
+        // A plane stays below 2^50 bytes, all planes of all layers need not stay below 2^64.
+        let bytes = plane.saturating_mul(u64::from(self.plane_count()) * u64::from(self.layers));
         if bytes > u64::from(u32::MAX) {
             return Err(LayoutError::BlockTooLarge { bytes });
         }
         Ok(())
     }
 
-    fn heads_and_dim(&self) -> (u16, u16) {
+    /// Heads and elements of one; the one vector of latent attention counts as a head.
+    pub(super) fn heads_and_dim(&self) -> (u16, u16) {
         match self.values {
             Values::Heads { heads, head_dim } => (heads, head_dim),
             Values::Latent { dim } => (1, dim),
@@ -270,7 +272,7 @@ impl KvLayout {
     }
 }
 
-/// A pool of so many blocks, all of one layout.
+/// A pool of so many blocks, all of one layout. Its methods take [`KvLayout::check`] for granted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct PoolShape {
@@ -283,46 +285,17 @@ pub struct PoolShape {
 impl PoolShape {
     /// Bytes of the pool.
     pub fn bytes(&self) -> u64 {
-        u64::from(self.blocks) * u64::from(self.layout.block_bytes())
+        self.geometry().bytes
     }
 
-    /// Where the byte `offset` of `block` lies in the pool, or `None` outside it. The only place that knows.
+    /// Where the byte `offset` of `block` lies in the pool, or `None` outside it. O(1).
     pub fn locate(&self, block: BlockId, offset: u32) -> Option<u64> {
-        let layout = &self.layout;
-        if block.0 >= self.blocks || offset >= layout.block_bytes() {
-            return None;
-        }
-        let (block, blocks) = (u64::from(block.0), u64::from(self.blocks));
-        let layer_bytes = layout.layer_block_bytes();
-        let (layer, within) = (u64::from(offset / layer_bytes), offset % layer_bytes);
-        let page_bytes = self.page_bytes();
-        let pages = u64::from(layer_bytes / page_bytes);
-        let (plane, rest) = (u64::from(within / page_bytes), u64::from(within % page_bytes));
-        let page = match layout.arrangement {
-            Arrangement::LayerFirst => (layer * pages + plane) * blocks + block,
-            Arrangement::BlockFirst => (block * u64::from(layout.layers) + layer) * pages + plane,
-        };
-        Some(page * u64::from(page_bytes) + rest)
+        self.geometry().locate(block, offset)
     }
 
-    /// The pool is a row of pages; a page is what is contiguous of a block in a layer whatever its neighbours are.
-    pub(super) fn page_bytes(&self) -> u32 {
-        match self.layout.planes {
-            Planes::Together => self.layout.layer_block_bytes(),
-            Planes::Apart => self.layout.plane_block_bytes(),
-        }
-    }
-
-    /// The layer and the block of a page.
-    pub(super) fn owner(&self, page: u64) -> (u16, BlockId) {
-        let pages = u64::from(self.layout.layer_block_bytes() / self.page_bytes());
-        let (layer, block) = match self.layout.arrangement {
-            Arrangement::LayerFirst => (page / u64::from(self.blocks) / pages, page % u64::from(self.blocks)),
-            Arrangement::BlockFirst => {
-                let row = page / pages;
-                (row % u64::from(self.layout.layers), row / u64::from(self.layout.layers))
-            }
-        };
-        (layer as u16, BlockId(block as u32))
+    /// The block and the offset in it of a byte of the pool, or `None` past its end: the inverse of
+    /// [`PoolShape::locate`]. O(1).
+    pub fn block_at(&self, place: u64) -> Option<(BlockId, u32)> {
+        self.geometry().block_at(place)
     }
 }
