@@ -25,7 +25,8 @@ pub(crate) fn measure(
     let (mut best, mut best_plain) = (0.0_f64, 0.0_f64);
     // The first of each touches every page and does not count.
     for round in 0..=plan.repetitions {
-        let (from, to) = (scattered(blocks, u128::from(round) * 2 + 1), scattered(blocks, u128::from(round) * 2 + 2));
+        let (from, to) =
+            (scattered(blocks, u128::from(round) * 2 + 1), scattered(blocks, u128::from(round) * 2 + 2));
         let measured = transfer(&mut pair, &from, &to)?;
         let at_best = plain.copy(&from, &to)?;
         if round > 0 {

@@ -11,8 +11,17 @@ use crate::setting::{BenchError, PATIENCE, now_ns};
 
 /// Memory to copy from, and memory or a socket to copy to.
 pub(crate) enum Ceiling {
-    Memory { shape: PoolShape, from: Mapping, to: Mapping },
-    Socket { shape: PoolShape, from: Mapping, stream: TcpStream, sink: Option<JoinHandle<std::io::Result<()>>> },
+    Memory {
+        shape: PoolShape,
+        from: Mapping,
+        to: Mapping,
+    },
+    Socket {
+        shape: PoolShape,
+        from: Mapping,
+        stream: TcpStream,
+        sink: Option<JoinHandle<std::io::Result<()>>>,
+    },
 }
 
 impl Ceiling {
@@ -23,13 +32,13 @@ impl Ceiling {
             return Ok(Self::Memory { shape, from, to: Mapping::create("bench-to", bytes)? });
         }
         let to = Mapping::create("bench-to", bytes)?;
-        let listener = TcpListener::bind(("127.0.0.1", 0)).map_err(BenchError::Socket)?;
-        let address = listener.local_addr().map_err(BenchError::Socket)?;
+        let listener = TcpListener::bind(("127.0.0.1", 0)).map_err(BenchError::System)?;
+        let address = listener.local_addr().map_err(BenchError::System)?;
         let block = shape.layout.layer_block_bytes() as usize;
         let sink = std::thread::spawn(move || sink(&listener, &to, block));
-        let stream = TcpStream::connect_timeout(&address, PATIENCE).map_err(BenchError::Socket)?;
-        stream.set_nodelay(true).map_err(BenchError::Socket)?;
-        stream.set_read_timeout(Some(PATIENCE)).map_err(BenchError::Socket)?;
+        let stream = TcpStream::connect_timeout(&address, PATIENCE).map_err(BenchError::System)?;
+        stream.set_nodelay(true).map_err(BenchError::System)?;
+        stream.set_read_timeout(Some(PATIENCE)).map_err(BenchError::System)?;
         Ok(Self::Socket { shape, from, stream, sink: Some(sink) })
     }
 
@@ -46,7 +55,7 @@ impl Ceiling {
                     }
                     Ok(())
                 })
-                .map_err(BenchError::Socket)?;
+                .map_err(BenchError::System)?;
                 Ok(now_ns() - start)
             }
             Self::Socket { shape, from: source, stream, sink: _ } => {
@@ -56,8 +65,8 @@ impl Ceiling {
                     let block = unsafe { std::slice::from_raw_parts(source.base().add(at).as_ptr(), bytes) };
                     stream.write_all(block)
                 })
-                .map_err(BenchError::Socket)?;
-                stream.read_exact(&mut [0]).map_err(BenchError::Socket)?;
+                .map_err(BenchError::System)?;
+                stream.read_exact(&mut [0]).map_err(BenchError::System)?;
                 Ok(now_ns() - start)
             }
         }
@@ -73,7 +82,9 @@ fn each(
     let bytes = shape.layout.layer_block_bytes();
     for layer in 0..u32::from(shape.layout.layers) {
         for (&from, &to) in from.iter().zip(to) {
-            if let (Some(from), Some(to)) = (shape.locate(from, layer * bytes), shape.locate(to, layer * bytes)) {
+            if let (Some(from), Some(to)) =
+                (shape.locate(from, layer * bytes), shape.locate(to, layer * bytes))
+            {
                 copy(from as usize, to as usize, bytes as usize)?;
             }
         }

@@ -43,14 +43,15 @@ fn answer(receiver: &mut Option<Receiver>, ask: Ask) -> Result<Answer, BenchErro
         }
         Ask::Await { keys } => {
             let landing = landing(receiver.as_ref())?;
-            for &key in &keys {
+            let whole = |&key: &TransferKey| -> Result<u64, BenchError> {
                 watch(landing, key)?;
-            }
-            let seen = now_ns();
+                Ok(now_ns())
+            };
+            let ns = keys.iter().map(whole).collect::<Result<_, _>>()?;
             for key in keys {
                 landing.release(key)?;
             }
-            Ok(Answer::Seen { ns: vec![seen] })
+            Ok(Answer::Seen { ns })
         }
         Ask::Watch { key } => {
             let landing = landing(receiver.as_ref())?;

@@ -1,11 +1,12 @@
 //! How long a decode waits after its prefill: with each layer sent as it is computed, and with all sent afterwards.
 
+use std::num::NonZeroU64;
 use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use splitcore_core::kv::{BlockId, PoolShape};
-use splitcore_transport::{Backend, Grant, Throttle};
+use splitcore_transport::{Backend, Grant, Throttle, Wire};
 
 use crate::setting::{Ask, BenchError, Pair, layout, now_ns, scattered};
 use crate::{Exposed, Plan};
@@ -24,9 +25,11 @@ pub(crate) fn measure(
 ) -> Result<Exposed, BenchError> {
     let shape = PoolShape { layout: layout(LAYERS, BLOCK_BYTES), blocks: BLOCKS };
     let mut pair = Pair::new(shape, 4, backend, child)?;
-    let bytes_per_second = plan.throttle_bits_per_second / 8;
-    pair.link = Arc::new(Throttle::new(pair.link.clone(), bytes_per_second, Duration::from_micros(10)));
-    let transfer = Duration::from_secs_f64(shape.bytes() as f64 / bytes_per_second as f64);
+    let bytes_per_second = NonZeroU64::new(plan.throttle_bits_per_second / 8).unwrap_or(NonZeroU64::MIN);
+    let wire = Wire { bytes_per_second, latency: Duration::from_micros(10) };
+    let throttled = Throttle::new(pair.link.clone(), pair.pool.clone(), pair.receiver, wire);
+    pair.link = Arc::new(throttled.map_err(BenchError::System)?);
+    let transfer = Duration::from_secs_f64(shape.bytes() as f64 / bytes_per_second.get() as f64);
     let layer = transfer.mul_f64(COMPUTE_SHARE) / u32::from(LAYERS);
     let (from, to) = (scattered(BLOCKS, 3), scattered(BLOCKS, 4));
     let mut best = [u64::MAX; 2];

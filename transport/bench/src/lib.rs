@@ -87,7 +87,7 @@ pub struct Exposed {
 pub struct Queued {
     /// How many.
     pub transfers: u32,
-    /// Completions a second of the first tenth.
+    /// Seen whole by the receiver a second, of the first tenth.
     pub first_per_second: f64,
     /// Of the last tenth.
     pub last_per_second: f64,

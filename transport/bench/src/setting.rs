@@ -13,8 +13,8 @@ use splitcore_core::kv::{
     Arrangement, BlockId, Dtype, KvLayout, KvRange, Planes, PoolShape, Shard, TokenOrder, Values,
 };
 use splitcore_transport::{
-    Backend, Completion, ConnectOptions, Endpoint, Grant, HandshakeError, Incarnation, Link, MemoryError, Pool,
-    TransferError, TransferKey, connect,
+    Backend, Completion, ConnectOptions, Endpoint, Grant, HandshakeError, Incarnation, Link, MemoryError,
+    Pool, TransferError, TransferKey, connect,
 };
 
 /// The most that anything may take: a measurement that hangs ends with what it waited for.
@@ -41,9 +41,9 @@ pub enum BenchError {
     /// Whoever asked wants no more.
     #[error("stopped")]
     Stopped,
-    /// A socket of the ceiling.
-    #[error("raw socket: {0}")]
-    Socket(std::io::Error),
+    /// A thread, or a socket of the ceiling.
+    #[error("the system: {0}")]
+    System(std::io::Error),
 }
 
 /// What the parent asks of the child.
@@ -54,7 +54,7 @@ pub(crate) enum Ask {
     Listen { model: String, shape: PoolShape, slots: u32 },
     /// Open transfers for a writer, each over these blocks.
     Open { writer: Incarnation, count: u32, blocks: Vec<BlockId>, layer_bytes: u64 },
-    /// Say when every layer of these has been seen; then release them.
+    /// Say when the last layer of each of these was seen, one after the other; then release them.
     Await { keys: Vec<TransferKey> },
     /// Say when each layer of this was seen, by a thread that sleeps until it is.
     Watch { key: TransferKey },
@@ -88,7 +88,9 @@ impl Peer {
         let fault = |error: std::io::Error| BenchError::Child(error.to_string());
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().map_err(fault)?;
         let pipes = (child.stdin.take(), child.stdout.take());
-        let (Some(to), Some(from)) = pipes else { return Err(BenchError::Child("it has no pipes".to_owned())) };
+        let (Some(to), Some(from)) = pipes else {
+            return Err(BenchError::Child("it has no pipes".to_owned()));
+        };
         Ok(Self { child, to: Some(to), from: BufReader::new(from) })
     }
 
@@ -96,7 +98,9 @@ impl Peer {
         let mut line = serde_json::to_string(ask).map_err(|error| BenchError::Child(error.to_string()))?;
         line.push('\n');
         let to = self.to.as_mut().ok_or_else(|| BenchError::Child("its input is closed".to_owned()))?;
-        to.write_all(line.as_bytes()).and_then(|()| to.flush()).map_err(|error| BenchError::Child(error.to_string()))
+        to.write_all(line.as_bytes())
+            .and_then(|()| to.flush())
+            .map_err(|error| BenchError::Child(error.to_string()))
     }
 
     pub(crate) fn hear(&mut self) -> Result<Answer, BenchError> {
@@ -138,7 +142,8 @@ impl Drop for Peer {
 /// A layout whose blocks have `block_bytes` in each of `layers` layers.
 pub(crate) fn layout(layers: u16, block_bytes: u32) -> KvLayout {
     // 4,096 bytes a token: eight heads of 128 half-precision elements, K and V; smaller blocks have smaller heads.
-    let (head_dim, block_tokens) = if block_bytes >= 4096 { (128, block_bytes / 4096) } else { (block_bytes / 32, 1) };
+    let (head_dim, block_tokens) =
+        if block_bytes >= 4096 { (128, block_bytes / 4096) } else { (block_bytes / 32, 1) };
     KvLayout {
         layers,
         values: Values::Heads { heads: 8, head_dim: head_dim as u16 },
@@ -166,7 +171,9 @@ pub(crate) fn scattered(blocks: u32, seed: u128) -> Vec<BlockId> {
 pub(crate) struct Pair {
     pub(crate) peer: Peer,
     pub(crate) link: Arc<dyn Link>,
+    pub(crate) pool: Arc<Pool>,
     pub(crate) me: Incarnation,
+    pub(crate) receiver: Incarnation,
     pub(crate) shape: PoolShape,
 }
 
@@ -186,7 +193,7 @@ impl Pair {
         let pool = Arc::new(Pool::shared(shape)?);
         let options = ConnectOptions { backend: Some(backend), ..ConnectOptions::new(MODEL) };
         let link = connect(&pool, me, &endpoint, &options)?;
-        Ok(Self { peer, link, me, shape })
+        Ok(Self { peer, link, pool, me, receiver: endpoint.incarnation, shape })
     }
 
     /// Opens transfers of all these blocks and begins them.
