@@ -1082,3 +1082,14 @@ def machine_price(machine: str, prices: str, machine_types: Sequence[Mapping[str
     Raises:
         ConfigError: If there is no such machine or table, or its price is not known.
     """
+
+def bench_transfer(
+    plan: dict[str, Any],
+    backend: str,
+    child: list[str],
+    progress: Callable[[int, int], object] | None = None,
+) -> Any:
+    """Measure one transport between this process and a child; see ``splitcore.bench_transfer.measure``."""
+
+def bench_transfer_receive() -> None:
+    """Be the receiving process: answer on standard output until standard input ends."""
