@@ -238,6 +238,14 @@ pub enum TransferError {
         /// The bound.
         limit: usize,
     },
+    /// The receiver refused it.
+    #[error("{key}: refused by the receiver: {reason}")]
+    Denied {
+        /// Which transfer.
+        key: TransferKey,
+        /// What it said.
+        reason: String,
+    },
     /// A frame that is none, or breaks a rule; the connection is closed.
     #[error("broken protocol: {0}")]
     Protocol(String),
