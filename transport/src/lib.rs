@@ -35,6 +35,7 @@ mod handshake;
 mod landing;
 mod ledger;
 mod memory;
+pub mod outside;
 mod pool;
 mod receiver;
 pub mod ring;
