@@ -215,13 +215,24 @@ impl Receiver {
         joined.map(|()| stops).map_err(|error| handshake(py, &error))
     }
 
+    /// Whether this writer may write a transfer now.
+    fn admits(
+        &self,
+        py: Python<'_>,
+        writer: &Bound<'_, PyAny>,
+        key: &Bound<'_, TransferKey>,
+    ) -> PyResult<bool> {
+        let (writer, key) = (incarnation(writer, "writer")?, key.get().0);
+        Ok(py.detach(|| self.landing.writing(writer, key).is_ok()))
+    }
+
     fn left(&self, py: Python<'_>, writer: &Bound<'_, PyAny>, gone: bool) -> PyResult<()> {
         let writer = incarnation(writer, "writer")?;
         py.detach(|| self.landing.left(writer, gone));
         Ok(())
     }
 
-    #[pyo3(signature = (writer, key, layer, *, tokens, bytes))]
+    #[pyo3(signature = (writer, key, layer, *, tokens, size))]
     fn publish(
         &self,
         py: Python<'_>,
@@ -229,16 +240,11 @@ impl Receiver {
         key: &Bound<'_, TransferKey>,
         layer: &Bound<'_, PyAny>,
         tokens: u32,
-        bytes: u64,
+        size: u64,
     ) -> PyResult<()> {
         let (writer, key, layer) = (incarnation(writer, "writer")?, key.get().0, layer_number(layer)?);
-        let seal = CoreSeal { tokens, bytes, crc32c: None };
+        let seal = CoreSeal { tokens, bytes: size, crc32c: None };
         py.detach(|| self.landing.publish(writer, key, layer, seal)).map_err(|error| transfer(py, &error))
-    }
-
-    fn fail(&self, py: Python<'_>, key: &Bound<'_, TransferKey>, reason: String) {
-        let key = key.get().0;
-        py.detach(|| self.landing.fail(key, TransferError::Protocol(reason)));
     }
 
     fn fenced(
