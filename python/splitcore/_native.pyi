@@ -1120,8 +1120,8 @@ class TransferError(SplitcoreError):
     """What happened, in a word.
 
     ``"timeout"``, ``"stopped"``, ``"peer-lost"``, ``"stalled"``, ``"unknown"``, ``"no-such-layer"``, ``"published"``,
-    ``"refused"``, ``"overlap"``, ``"outside-source"``, ``"incomplete"``, ``"corrupt"``, ``"not-fenced"``,
-    ``"no-slot"``, ``"busy"``, ``"protocol"``, ``"io"``, ``"device"``, ``"memory"`` or ``"closed"``.
+    ``"refused"``, ``"overlap"``, ``"outside-source"``, ``"incomplete"``, ``"still-put"``,
+    ``"corrupt"``, ``"denied"``, ``"not-fenced"``, ``"no-slot"``, ``"busy"``, ``"protocol"``, ``"io"``, ``"device"``, ``"memory"`` or ``"closed"``.
     """
     key: TransferKey | None
     """Of which transfer."""
