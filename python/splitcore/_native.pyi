@@ -1102,17 +1102,6 @@ def machine_price(machine: str, prices: str, machine_types: Sequence[Mapping[str
         ConfigError: If there is no such machine or table, or its price is not known.
     """
 
-def bench_transfer(
-    plan: dict[str, Any],
-    backend: str,
-    child: list[str],
-    progress: Callable[[int, int], object] | None = None,
-) -> Any:
-    """Measure one transport between this process and a child; see ``splitcore.bench_transfer.measure``."""
-
-def bench_transfer_receive() -> None:
-    """Be the receiving process: answer on standard output until standard input ends."""
-
 class TransferError(SplitcoreError):
     """KV cannot be moved, or was not; a transfer, or one call of it."""
 
@@ -1120,8 +1109,9 @@ class TransferError(SplitcoreError):
     """What happened, in a word.
 
     ``"timeout"``, ``"stopped"``, ``"peer-lost"``, ``"stalled"``, ``"unknown"``, ``"no-such-layer"``, ``"published"``,
-    ``"refused"``, ``"overlap"``, ``"outside-source"``, ``"incomplete"``, ``"still-put"``,
-    ``"corrupt"``, ``"denied"``, ``"not-fenced"``, ``"no-slot"``, ``"busy"``, ``"protocol"``, ``"io"``, ``"device"``, ``"memory"`` or ``"closed"``.
+    ``"refused"``, ``"overlap"``, ``"outside-source"``, ``"incomplete"``, ``"still-put"``, ``"corrupt"``,
+    ``"denied"``, ``"not-fenced"``, ``"no-slot"``, ``"busy"``, ``"protocol"``, ``"io"``, ``"device"``, ``"memory"`` or
+    ``"closed"``.
     """
     key: TransferKey | None
     """Of which transfer."""
@@ -1579,8 +1569,11 @@ class Books:
         """Book ranges; gives rows of place in the source's pool, place in the destination's, bytes."""
     def publish(self, key: TransferKey, layer: int) -> tuple[int, bool]:
         """Book a layer as published: its bytes, and whether it was the last."""
-    def end(self, key: TransferKey, kind: str, reason: str | None = None) -> bool:
-        """Book the end of a transfer; says whether it was open."""
+    def end(self, key: TransferKey, kind: str, reason: str = "", waited_s: float = 0.0) -> bool:
+        """Book the end of a transfer; says whether it was open.
+
+        Its kind is ``"local-done"``, ``"fenced"``, ``"denied"`` by the receiver, ``"failed"`` or ``"stalled"``.
+        """
     def lose(self) -> None:
         """Take the receiver for gone: every open transfer fails."""
     def poll(self) -> list[Completion]:
