@@ -227,3 +227,13 @@ fn a_sender_over_shared_memory_may_be_killed_at_any_point() {
 fn a_receiver_over_shared_memory_may_be_killed_at_any_point() {
     receivers_are_killed(Backend::Shm);
 }
+
+#[test]
+fn a_sender_over_tcp_may_be_killed_at_any_point() {
+    senders_are_killed(Backend::Tcp);
+}
+
+#[test]
+fn a_receiver_over_tcp_may_be_killed_at_any_point() {
+    receivers_are_killed(Backend::Tcp);
+}
