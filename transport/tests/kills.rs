@@ -16,15 +16,14 @@ mod common;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use splitcore_transport::{
-    Arrival, Backend, ConnectOptions, Grant, Incarnation, Landing, PeerState, Receiver, TransferError,
-    connect,
+    Backend, ConnectOptions, Grant, Incarnation, Landing, PeerState, Receiver, TransferError, connect,
 };
 
 use common::child::{Child, Doom};
 use common::jobs::{Job, Role, run};
 use common::open::Open;
 use common::{
-    BOUND, Folder, MODEL, all_blocks, destination_shape, disown, mix, next, open, receiver_in, until,
+    BOUND, Folder, MODEL, all_blocks, destination_shape, disown, mix, next, open, receiver_in, settle, until,
     untouched, verify,
 };
 
@@ -131,26 +130,6 @@ fn killed_sender(child: &mut Child, job: &Job, landing: &Landing) {
             landing.stop(grant.key).unwrap();
         }
     }
-}
-
-/// Waits until every transfer has landed or is fenced; says whether all have landed.
-fn settle(landing: &Landing, grants: &[Grant]) -> bool {
-    let mut arrivals = Vec::new();
-    let landed = |grant: &Grant| landing.landed(grant.key) == Ok(landing.pool().shape().layout.layers);
-    until("every transfer has landed or is fenced", || {
-        landing.poll(&mut arrivals);
-        let fenced = |grant: &Grant| arrivals.contains(&Arrival::Fenced(grant.key));
-        let settled = grants.iter().all(|grant| landed(grant) || fenced(grant));
-        if !settled {
-            landing.wait(BOUND);
-        }
-        settled
-    });
-    for grant in grants {
-        let fences = arrivals.iter().filter(|arrival| **arrival == Arrival::Fenced(grant.key)).count();
-        assert!(fences <= 1, "{} was fenced {fences} times", grant.key);
-    }
-    grants.iter().all(landed)
 }
 
 fn senders_are_killed(backend: Backend) {

@@ -20,7 +20,7 @@ use common::jobs::{Job, Role, run};
 use common::open::Open;
 use common::{
     BOUND, Folder, all_blocks, connect_by, destination_shape, disown, ends, fenced, fill, next, open, plan,
-    receiver, scattered, send_layer, small_shape, source_shape, until, untouched, verify,
+    receiver, scattered, send_layer, settle, small_shape, source_shape, until, untouched, verify,
 };
 
 #[test]
@@ -111,22 +111,22 @@ fn given_up_after(pair: &Pair, steps: usize, who: Who) {
     let landing = pair.receiver.landing();
     let grant = pair.open(steps as u64);
     let key = grant.key;
+    // A sender that sees the board is told at once; the frames of others are refused when they come.
+    let is_told = pair.backend == Backend::Shm;
     for step in 0..steps {
         pair.step(&grant, step).unwrap();
     }
     match who {
         Who::Receiver => landing.stop(key).unwrap(),
+        // One who has heard of it only here tells nobody.
+        Who::Sender if steps == 0 && !is_told => landing.stop(key).unwrap(),
         Who::Sender => pair.link.stop(key),
     }
-    let landed = steps == pair.steps();
-    if who == Who::Receiver || !landed {
-        fenced(landing, key);
-    }
+    let landed = settle(landing, std::slice::from_ref(&grant));
+    assert!(!is_told || landed == (steps == pair.steps()), "{steps} steps, {who:?}");
     // Whoever is given the blocks now finds in them what it puts there.
     disown(landing.pool(), &pair.to);
     landing.release(key).unwrap();
-    // A sender that sees the board is told at once; the frames of others are refused when they come.
-    let is_told = pair.backend == Backend::Shm;
     for step in steps..pair.steps() {
         let late = pair.step(&grant, step);
         assert!(late.is_err() || step == 0 || !is_told, "step {step} after {steps}, {who:?}: {late:?}");
