@@ -205,6 +205,7 @@ fn silent_writer(wake: Signal) {
         folder: folder.path().to_owned(),
         to: Some(receiver.endpoint().clone()),
         grants: Vec::new(),
+        doomed_put: None,
     };
     let grant = open(&receiver, job.sender, 1, &job.tables(Role::Receiver)[0]);
     job.grants = vec![grant.clone()];
