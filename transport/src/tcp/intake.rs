@@ -24,7 +24,7 @@ const STAGE: usize = 8 << 10;
 const _: () = assert!(STAGE >= HEAD + TAIL_MAX, "a frame's head and tail fit in the stage");
 
 /// Bytes read into the pool at once: they are still near when their checksum is made, and a stop waits no longer.
-pub(super) const CHUNK: usize = 256 << 10;
+const CHUNK: usize = 128 << 10;
 
 /// Ranges read into at once.
 const RANGES: usize = 256;

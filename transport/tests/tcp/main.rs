@@ -1,5 +1,8 @@
 //! Transfers over real sockets on loopback.
 
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+mod hostile;
 mod kit;
 
 use kit::*;
