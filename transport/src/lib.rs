@@ -31,10 +31,14 @@ mod board;
 mod connect;
 mod cuda;
 mod error;
+mod faulty;
 mod handshake;
 mod landing;
 mod ledger;
+mod local;
 mod memory;
+mod outcomes;
+pub mod outside;
 mod pool;
 mod receiver;
 pub mod ring;
@@ -42,6 +46,9 @@ mod shm;
 mod sockets;
 mod sync;
 mod tcp;
+#[cfg(test)]
+mod tests;
+mod throttle;
 mod transfer;
 pub mod word;
 
@@ -53,10 +60,13 @@ pub mod testing {
 
 pub use connect::{ConnectOptions, backends_of, connect};
 pub use error::{HandshakeError, MemoryError, TransferError};
+pub use faulty::{Faults, Faulty, Injected, Kinds};
 pub use handshake::{Backend, Endpoint, Incarnation, Offer, PROTOCOL, boot_id, choose};
 pub use landing::{Arrival, Landing, Writer, Writing};
 pub use memory::Mapping;
+pub use outcomes::{Outcome, Outcomes, Overdue};
 pub use pool::Pool;
 pub use receiver::{ListenOptions, Receiver};
+pub use throttle::{Throttle, Wire};
 pub use transfer::{Completion, Grant, Link, PeerState, TransferKey};
 pub use word::{Generation, LayerSeal};
