@@ -10,7 +10,6 @@ use crate::transfer::{PeerState, TransferKey};
 
 /// Memory that cannot be had, or is not what it should be.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
 pub enum MemoryError {
     /// Nothing was asked for.
     #[error("a pool of 0 bytes; at least one block is needed")]
@@ -49,7 +48,6 @@ pub enum MemoryError {
 
 /// Two sides that cannot work together, or a peer that says nothing sensible.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
 pub enum HandshakeError {
     /// A field that must agree does not.
     #[error("{field}: {ours} here, {theirs} there")]
@@ -88,7 +86,6 @@ pub enum HandshakeError {
 
 /// Why a transfer, or one call of it, failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
 pub enum TransferError {
     /// A layer did not come in time.
     #[error("{key}, layer {layer}: nothing within {waited:?}, peer {peer}")]
@@ -198,6 +195,14 @@ pub enum TransferError {
         /// What the layer has.
         expected: u64,
     },
+    /// A layer that another thread is still putting.
+    #[error("{key}, layer {layer}: a put of it is still running")]
+    StillPut {
+        /// Which transfer.
+        key: TransferKey,
+        /// Which layer.
+        layer: u16,
+    },
     /// The bytes that arrived are not those that were sent.
     #[error("{key}, layer {layer}: checksum {found:08x}, {expected:08x} was sent")]
     Corrupt {
@@ -229,6 +234,14 @@ pub enum TransferError {
         queued: usize,
         /// The bound.
         limit: usize,
+    },
+    /// The receiver refused it.
+    #[error("{key}: refused by the receiver: {reason}")]
+    Denied {
+        /// Which transfer.
+        key: TransferKey,
+        /// What it said.
+        reason: String,
     },
     /// A frame that is none, or breaks a rule; the connection is closed.
     #[error("broken protocol: {0}")]

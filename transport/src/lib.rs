@@ -35,8 +35,10 @@ mod faulty;
 mod handshake;
 mod landing;
 mod ledger;
+mod local;
 mod memory;
 mod outcomes;
+pub mod outside;
 mod pool;
 mod receiver;
 pub mod ring;
@@ -49,6 +51,12 @@ mod tests;
 mod throttle;
 mod transfer;
 pub mod word;
+
+/// Parts that tests and fuzzers drive by hand; no part of the interface.
+#[doc(hidden)]
+pub mod testing {
+    pub use crate::tcp::frame;
+}
 
 pub use connect::{ConnectOptions, backends_of, connect};
 pub use error::{HandshakeError, MemoryError, TransferError};

@@ -18,7 +18,7 @@ mod writers;
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use splitcore_core::id::RequestId;
@@ -69,6 +69,8 @@ struct Inner {
     /// First in, first out: a slot rests as long as it can.
     free: Mutex<VecDeque<u32>>,
     writers: Mutex<Writers>,
+    /// A writer has left.
+    departed: Condvar,
     arrivals: Mutex<VecDeque<Arrival>>,
     rings_seen: AtomicU32,
 }
@@ -98,6 +100,7 @@ impl Landing {
             slots: (0..slots).map(|_| Mutex::default()).collect(),
             free: Mutex::new((0..slots).collect()),
             writers: Mutex::default(),
+            departed: Condvar::new(),
             arrivals: Mutex::default(),
             rings_seen: AtomicU32::new(0),
         };

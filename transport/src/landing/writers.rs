@@ -1,6 +1,7 @@
 //! Who may be writing: connected, silent or lost, and how each is told to stop.
 
-use std::sync::Arc;
+use std::sync::{Arc, MutexGuard};
+use std::time::Duration;
 
 use super::{Arrival, BTreeMap, Inner, Landing, Phase, lock};
 use crate::error::{HandshakeError, TransferError};
@@ -31,6 +32,12 @@ struct Known {
     state: PeerState,
     /// One for each connection.
     handles: Vec<Arc<dyn Writer>>,
+}
+
+impl Known {
+    fn position(&self, handle: &dyn Writer) -> Option<usize> {
+        self.handles.iter().position(|other| std::ptr::addr_eq(Arc::as_ptr(other), handle))
+    }
 }
 
 impl Writers {
@@ -65,7 +72,8 @@ impl Landing {
     /// A writer has connected, perhaps with one more connection.
     ///
     /// # Errors
-    /// Its earlier connection broke and nobody has seen it die: only another incarnation may come now.
+    /// Its earlier connection broke and nobody has seen it die, so only another incarnation may come now; or it is
+    /// connected and one of the two connections maps our memory.
     pub fn joined(&self, writer: Incarnation, handle: Arc<dyn Writer>) -> Result<(), HandshakeError> {
         let mut writers = lock(&self.inner.writers);
         if writers.known.len() >= REMEMBERED {
@@ -80,9 +88,27 @@ impl Landing {
                 theirs: writer.to_string(),
             });
         }
+        // Streams of one writer end together. One that maps our memory has nothing beside it, or its end would not
+        // mean that nothing is written any more.
+        let here = known.handles.iter().chain([&handle]).all(|handle| handle.writes_here());
+        if known.state == PeerState::Connected && !here {
+            return Err(HandshakeError::Mismatch {
+                field: "incarnation".to_owned(),
+                ours: format!("{writer} is connected"),
+                theirs: writer.to_string(),
+            });
+        }
         known.state = PeerState::Connected;
         known.handles.push(handle);
         Ok(())
+    }
+
+    /// Sleeps while a writer is connected, at most `within`: one that has just left may come again at once, before
+    /// its goodbye was heard.
+    pub(crate) fn until_left(&self, writer: Incarnation, within: Duration) {
+        let writers = lock(&self.inner.writers);
+        let is_here = |writers: &mut Writers| writers.state(writer) == PeerState::Connected;
+        drop(self.inner.departed.wait_timeout_while(writers, within, is_here));
     }
 
     /// A writer's connection is over; its others are closed too. What it had not finished fails, and is fenced when
@@ -90,24 +116,39 @@ impl Landing {
     ///
     /// For news of the writer itself. What a connection's own end says is for [`left_by`](Self::left_by).
     pub fn left(&self, writer: Incarnation, gone: bool) {
-        self.leave(writer, gone, |_| true);
+        self.leave(lock(&self.inner.writers), writer, gone);
     }
 
     /// As [`left`](Self::left), said by the connection that joined with `handle`: nothing, if the writer has left and
     /// come again since. One whose connections end together may be back before the last of them is through.
     pub fn left_by(&self, writer: Incarnation, handle: &dyn Writer, gone: bool) {
-        let is_this = |other: &Arc<dyn Writer>| std::ptr::addr_eq(Arc::as_ptr(other), handle);
-        self.leave(writer, gone, |known| {
-            known.state != PeerState::Connected || known.handles.iter().any(is_this)
+        let writers = lock(&self.inner.writers);
+        let counts = writers.known.get(&writer).is_some_and(|known| {
+            known.state != PeerState::Connected || known.position(handle).is_some()
         });
+        if counts {
+            self.leave(writers, writer, gone);
+        }
     }
 
-    fn leave(&self, writer: Incarnation, gone: bool, counts: impl FnOnce(&Known) -> bool) {
+    /// One of a writer's connections is over, and nothing that came by it is written any more: as
+    /// [`left`](Self::left) with `gone`, but nothing if the connection was closed before, by the end of another one.
+    /// One that `said_bye` takes only itself down, unless it was the last.
+    pub fn parted(&self, writer: Incarnation, handle: &dyn Writer, said_bye: bool) {
         let mut writers = lock(&self.inner.writers);
         let Some(known) = writers.known.get_mut(&writer) else { return };
+        let Some(at) = known.position(handle) else { return };
+        if said_bye && known.handles.len() > 1 {
+            known.handles.swap_remove(at);
+            return;
+        }
+        self.leave(writers, writer, true);
+    }
+
+    fn leave(&self, mut writers: MutexGuard<'_, Writers>, writer: Incarnation, gone: bool) {
+        let Some(known) = writers.known.get_mut(&writer) else { return };
         // The dead do not fall silent again.
-        let is_new = known.state != PeerState::Lost || gone;
-        if !is_new || !counts(known) {
+        if known.state == PeerState::Lost && !gone {
             return;
         }
         known.state = if gone { PeerState::Lost } else { PeerState::Silent };
@@ -116,6 +157,7 @@ impl Landing {
             self.inner.orphan(&mut lock(slot), writer, gone);
         }
         drop(writers);
+        self.inner.departed.notify_all();
         for handle in handles {
             handle.close();
         }
