@@ -4,6 +4,7 @@
 #![allow(clippy::needless_pass_by_value)]
 
 mod arrays;
+mod bench_transfer;
 mod calls;
 mod clock;
 mod cluster;
@@ -15,17 +16,20 @@ mod placement;
 mod plan;
 mod simulate;
 mod swarm;
+mod transfer;
 mod watched;
 
 /// The compiled scheduler core. Import these names from `splitcore`.
 #[pyo3::pymodule]
 mod _native {
     #[pymodule_export]
+    use crate::bench_transfer::{bench_transfer, bench_transfer_receive};
+    #[pymodule_export]
     use crate::cluster::Cluster;
     #[pymodule_export]
     use crate::errors::{
-        ConfigError, DuplicateMachineError, DuplicateRequestError, EventError, InputError, RejectedError,
-        SimulationStuckError, SplitcoreError, UnknownIdError,
+        ConfigError, DuplicateMachineError, DuplicateRequestError, EventError, HandshakeError, InputError,
+        RejectedError, SimulationStuckError, SplitcoreError, TransferError, UnknownIdError,
     };
     #[pymodule_export]
     use crate::events::{Handled, Snapshot};
@@ -44,4 +48,9 @@ mod _native {
     use crate::simulate::{Report, profile_fit, simulate};
     #[pymodule_export]
     use crate::swarm::swarm;
+    #[pymodule_export]
+    use crate::transfer::{
+        Arrival, Books, Completion, Grant, KvLayout, LayerSeal, Link, Pool, Receiver, TransferKey,
+        TransferPlan, WriterStops, choose_backend, connect, new_incarnation, plan_transfer, senders,
+    };
 }
