@@ -161,7 +161,7 @@ pub(crate) fn disown_at_once(pool: &Pool, blocks: &[BlockId]) {
     for &block in blocks.iter().rev() {
         // SAFETY: the words are the pool's; volatile, since another thread may write them if something is wrong.
         strided_words(pool, block, None, 4096, |at, offset| unsafe {
-            at.write_volatile(canary(block, offset))
+            at.write_volatile(canary(block, offset));
         });
     }
 }
