@@ -1,5 +1,6 @@
 //! A machine's receiving end: its sockets, and a thread for each connection.
 
+use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::os::unix::fs::DirBuilderExt;
@@ -14,6 +15,9 @@ use crate::handshake::{Answer, Backend, Endpoint, Hello, Incarnation, boot_id, r
 use crate::landing::Landing;
 use crate::pool::Pool;
 use crate::sockets::{Flag, ready};
+
+/// After a connection that could not be accepted.
+const RESPITE: Duration = Duration::from_millis(100);
 
 /// How a receiver listens.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -75,7 +79,8 @@ struct Connection {
 }
 
 /// See the [module](self). Dropped, it ends every connection and joins every thread; transfers that have not landed
-/// fail, and are fenced as far as they are written by this process or by writers that have died.
+/// fail, and are fenced as far as they are written by this process or by writers that have died. Those of a writer
+/// that never came stay open: nobody writes them.
 pub struct Receiver {
     serving: Arc<Serving>,
     endpoint: Endpoint,
@@ -163,8 +168,11 @@ impl Receiver {
                 if closing {
                     return;
                 }
-                if let Ok(stream) = next(&listener) {
-                    adopt(&serving, &connections, stream);
+                match next(&listener) {
+                    Ok(stream) => adopt(&serving, &connections, stream),
+                    Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                    // No descriptor is left, say: who knocks goes on knocking, so this thread sleeps a while.
+                    Err(_) => drop(ready([(serving.closing.as_fd(), false)], Some(RESPITE))),
                 }
             }
         };
