@@ -19,7 +19,7 @@ use crate::sockets::{Flag, ready};
 use crate::transfer::TransferKey;
 
 /// Unsent answers, beyond what the kernel holds, at which a connection is closed: its sender hears nothing.
-const ANSWERS_MAX: usize = 64 << 10;
+const ANSWERS_MAX: usize = 256 << 10;
 
 /// The connection, as the landing sees it.
 struct Handle {
@@ -92,7 +92,7 @@ pub(crate) fn serve(mut stream: TcpStream, hello: &Hello, serving: &Serving) -> 
     let mut connection =
         Connection { stream, intake, handle, serving, active: true, quiet_since: Instant::now() };
     let over = if welcomed.is_ok() { connection.run() } else { Over::Broke };
-    landing.parted(writer, &as_writer, over == Over::Bye);
+    landing.parted(writer, &*as_writer, over == Over::Bye);
     if let Over::Protocol(reason) = &over {
         connection.say_why(reason);
     }
