@@ -5,11 +5,12 @@ import platform
 import signal
 import sys
 
+import numpy as np
 import pytest
 
 from kv_sides import BLOCKS, LAYOUT, Told, key_of, pair
 from splitcore import HandshakeError
-from splitcore.nixl_transfer import available
+from splitcore.nixl_transfer import NixlLink, available, link
 from splitcore.transfer import KvLayout, KvPool, Receiver, connect
 
 UCX = {"UCX_NET_DEVICES": "lo", "NIXL_LOG_LEVEL": "FATAL"}
@@ -171,3 +172,42 @@ def test_an_endpoint_with_another_nixl_part_is_refused(monkeypatch):
             told = {**receiver.endpoint, "nixl": part, "backends": ["nixl"]}
             with pytest.raises(Exception, match=r"NIXL|endpoint"):
                 connect(KvPool(SMALL, 2), told, model="m")
+
+
+class _Agent:
+    """Writes that are done when the test says so."""
+
+    def __init__(self):
+        self.written, self.done = [], set()
+
+    def write(self, _name, _base, copies, message):
+        self.written.append((copies.tolist(), message))
+        return len(self.written)
+
+    def is_done(self, handle):
+        return handle in self.done
+
+    def bury(self, handle):
+        pass
+
+
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_what_tells_of_a_layer_goes_with_its_last_write_after_all_others_are_done(monkeypatch, is_stopped):
+    monkeypatch.setattr(link, "_RANGES_MAX", 2)
+    agent = _Agent()
+    monkeypatch.setattr(NixlLink, "_live", lambda _: agent)
+    sender = NixlLink.__new__(NixlLink)
+    sender._name, sender._base = "peer", 0
+    rows = np.arange(15, dtype=np.uint64).reshape(5, 3)
+    flight = link._Flight(rows, {"t": "layer"})
+    for count in (1, 2, 3):
+        assert not sender._fly(flight, is_stopped=False)
+        # It is asked again before the write is done.
+        assert not sender._fly(flight, is_stopped=False)
+        assert [message for _, message in agent.written] == [None, None, {"t": "layer"}][:count]
+        agent.done.add(count)
+        if is_stopped:
+            break
+    assert sender._fly(flight, is_stopped=is_stopped)
+    assert len(agent.written) == (1 if is_stopped else 3)
+    assert is_stopped or [row for copies, _ in agent.written for row in copies] == rows.tolist()
