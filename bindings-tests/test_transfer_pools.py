@@ -139,3 +139,9 @@ def test_a_tensor_is_the_same_memory(dtype):
     again = KvPool(layout, 3, torch.zeros(pool.native.bytes, dtype=torch.uint8))
     again.torch()[...] = 1
     assert again.numpy().all()
+
+
+@pytest.mark.parametrize("package", ["torch", "nixl", "nixl_cu12"])
+def test_moving_kv_does_not_import(package):
+    code = f"import sys, splitcore.transfer; sys.exit({package!r} in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=30).returncode == 0
