@@ -134,7 +134,7 @@ pub trait Link: Send + Sync {
     fn publish(&self, key: TransferKey, layer: u16, tokens: u32) -> Result<(), TransferError>;
 
     /// Stops a transfer: [`Completion::Fenced`] follows, unless it has ended or ends otherwise. One that was never begun
-    /// has no end, but the receiver is told.
+    /// has no end; its receiver may be told all the same.
     fn stop(&self, key: TransferKey);
 
     /// Appends the transfers that have ended since the last call. O(those).
