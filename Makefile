@@ -8,6 +8,11 @@ BIN := $(VENV)/bin
 KEY := $(shell { $(PYTHON) -VV; cat constraints.txt constraints-nixl.txt pyproject.toml; } | cksum | tr -dc 0-9)
 DEPS := $(VENV)/.deps-$(KEY)
 NATIVE := $(VENV)/.native
+# PyTorch is large: an environment of its own, outside the checkout, made once for each set of pins. `make test
+# WITH_TORCH=` leaves its tests out.
+WITH_TORCH ?= yes
+TORCH_KEY := $(shell { $(PYTHON) -VV; cat constraints-torch.txt; } | cksum | tr -dc 0-9)
+TORCH := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/splitcore/torch-$(TORCH_KEY)
 SOURCES := $(shell find rust transport -type f -not -path '*/target/*') Cargo.toml Cargo.lock
 
 export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
@@ -28,9 +33,10 @@ help: ## Show this list.
 demo: $(NATIVE) ## Simulate 40 unsplit machines and a 25 + 26 split side by side; plot to out/demo.png.
 	$(BIN)/python -m splitcore.demo
 
-test: $(NATIVE) ## Run the Rust tests, then the Python tests.
+test: $(NATIVE) $(if $(WITH_TORCH),$(TORCH)/.made) ## Run the Rust tests, then the Python tests, then those that need PyTorch.
 	$(CARGO) test --workspace --exclude splitcore-py
 	$(BIN)/python -m pytest
+	$(if $(WITH_TORCH),PYTHONPATH=python $(TORCH)/bin/python -m pytest bindings-tests/test_transfer_torch.py)
 
 lint: $(NATIVE) ## Check format, lints, types, stubs and the core's dependency tree.
 	$(CARGO) fmt --all --check
@@ -60,6 +66,13 @@ $(DEPS):
 	@# Not every platform has a wheel of it; its tests then say so and skip.
 	$(BIN)/python -m pip install --quiet --no-deps --only-binary :all: --requirement constraints-nixl.txt || \
 		echo "there is no NIXL for this interpreter: its tests will skip"
+	touch $@
+
+$(TORCH)/.made:
+	rm -rf $(TORCH)
+	$(PYTHON) -m venv $(TORCH)
+	$(TORCH)/bin/python -m pip install --quiet --constraint constraints-torch.txt \
+		torch numpy typer rich pytest pytest-timeout hypothesis
 	touch $@
 
 $(NATIVE): $(DEPS) $(SOURCES)

@@ -4,7 +4,6 @@ import gc
 import subprocess
 import sys
 import weakref
-from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -122,23 +121,6 @@ else:
     raise SystemExit("no error")
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
-
-
-@pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_a_tensor_is_the_same_memory(dtype):
-    import torch
-
-    layout = KvLayout(layers=2, heads=2, head_dim=4, block_tokens=4, dtype=dtype, planes="apart")
-    pool = KvPool(layout, 3)
-    tensor = pool.torch()
-    assert tensor.shape == pool.numpy().shape
-    tensor[1, 2, 0, 1, 3, 2] = 1
-    place = np.flatnonzero(pool.numpy().view("u1" if layout.dtype_bytes == 1 else pool.numpy().dtype))
-    assert len(place) == 1
-    again = KvPool(layout, 3, torch.zeros(pool.native.bytes, dtype=torch.uint8))
-    again.torch()[...] = 1
-    assert again.numpy().all()
 
 
 @pytest.mark.parametrize("package", ["torch", "nixl", "nixl_cu12"])
