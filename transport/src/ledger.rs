@@ -123,7 +123,12 @@ impl Ledger {
     ///
     /// # Errors
     /// As [`crate::Link::put`].
-    pub(crate) fn put(&self, key: TransferKey, layer: u16, ranges: &[KvRange]) -> Result<Vec<Copy>, TransferError> {
+    pub(crate) fn put(
+        &self,
+        key: TransferKey,
+        layer: u16,
+        ranges: &[KvRange],
+    ) -> Result<Vec<Copy>, TransferError> {
         let mut books = self.books();
         if books.lost {
             return Err(TransferError::PeerLost { key, peer: self.receiver });

@@ -34,6 +34,7 @@ mod error;
 mod handshake;
 mod landing;
 mod ledger;
+mod local;
 mod memory;
 mod pool;
 mod receiver;

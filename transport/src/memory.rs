@@ -77,10 +77,16 @@ impl Mapping {
     }
 
     /// Makes every page present. Where the kernel is too old for that, the first touch does it.
-    fn prefault(&self) {
+    pub(crate) fn prefault(&self) {
         // SAFETY: the range is our own mapping, and populating it changes no byte.
         let _ =
             unsafe { rustix::mm::madvise(self.base.as_ptr().cast(), self.len, Advice::LinuxPopulateWrite) };
+    }
+
+    /// Whether a descriptor is of the same memory.
+    pub(crate) fn is_of(&self, fd: impl AsFd) -> bool {
+        let name = |fd: BorrowedFd<'_>| rustix::fs::fstat(fd).ok().map(|stat| (stat.st_dev, stat.st_ino));
+        name(self.fd.as_fd()).is_some_and(|ours| name(fd.as_fd()) == Some(ours))
     }
 
     /// Where it begins in this process.

@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -70,7 +70,8 @@ pub(crate) struct Serving {
 
 struct Connection {
     thread: JoinHandle<()>,
-    stream: Stream,
+    /// Gone when its thread has ended.
+    stream: Weak<Stream>,
 }
 
 /// See the [module](self). Dropped, it ends every connection and joins every thread; transfers that have not landed
@@ -190,14 +191,15 @@ fn adopt(serving: &Arc<Serving>, connections: &Mutex<Vec<Connection>>, stream: S
     if connections.len() >= serving.options.connections_max {
         return;
     }
-    let Ok(copy) = stream.another() else { return };
-    let serving = serving.clone();
+    let stream = Arc::new(stream);
+    let (serving, held) = (serving.clone(), Arc::downgrade(&stream));
     let thread = std::thread::Builder::new().name("kv-connection".to_owned()).spawn(move || {
         // What a peer did wrong was told to the peer; the receiver goes on.
-        let _ = stream.serve(&serving);
+        let _ = stream.another().map(|stream| stream.serve(&serving));
+        stream.close();
     });
     if let Ok(thread) = thread {
-        connections.push(Connection { thread, stream: copy });
+        connections.push(Connection { thread, stream: held });
     }
 }
 
@@ -275,8 +277,10 @@ impl Drop for Receiver {
             let _ = thread.join();
         }
         let mut connections = self.connections.lock().unwrap_or_else(PoisonError::into_inner);
+        for stream in connections.iter().filter_map(|connection| connection.stream.upgrade()) {
+            stream.close();
+        }
         for connection in connections.drain(..) {
-            connection.stream.close();
             let _ = connection.thread.join();
         }
         if let Some(folder) = &self.folder {

@@ -71,6 +71,8 @@ struct Inner {
     /// First in, first out: a slot rests as long as it can.
     free: Mutex<VecDeque<u32>>,
     writers: Mutex<Writers>,
+    /// A writer has left.
+    departed: Condvar,
     arrivals: Mutex<VecDeque<Arrival>>,
     rings_seen: AtomicU32,
 }
@@ -101,6 +103,7 @@ impl Landing {
             settling: (0..slots).map(|_| Condvar::new()).collect(),
             free: Mutex::new((0..slots).collect()),
             writers: Mutex::default(),
+            departed: Condvar::new(),
             arrivals: Mutex::default(),
             rings_seen: AtomicU32::new(0),
         };
@@ -230,7 +233,7 @@ impl Landing {
         let layers = inner.board.layers();
         // A writer says that it has settled after it has published every layer.
         if inner.pool.device_base().is_none() {
-            let mut left = || until.saturating_duration_since(Instant::now());
+            let left = || until.saturating_duration_since(Instant::now());
             return (0..layers).try_for_each(|layer| self.wait_layer(key, layer, left()).map(drop));
         }
         let layer = layers - 1;
@@ -366,6 +369,12 @@ impl Landing {
             drop(place);
             self.inner.tell(Arrival::Fenced(key));
         }
+    }
+
+    /// Whether every layer of a transfer is here, and every byte of it in place.
+    pub(crate) fn is_whole(&self, key: TransferKey) -> bool {
+        let settled = self.inner.with_open(key, |open| open.settled);
+        settled == Ok(true) && self.inner.landed(key) == self.inner.board.layers()
     }
 
     /// The writer says that every byte of a transfer is in place.

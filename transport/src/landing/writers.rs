@@ -1,6 +1,7 @@
 //! Who may be writing: connected, silent or lost, and how each is told to stop.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::{Arrival, BTreeMap, Inner, Landing, Phase, lock};
 use crate::error::{HandshakeError, TransferError};
@@ -65,7 +66,8 @@ impl Landing {
     /// A writer has connected, perhaps with one more connection.
     ///
     /// # Errors
-    /// Its earlier connection broke and nobody has seen it die: only another incarnation may come now.
+    /// Its earlier connection broke and nobody has seen it die, so only another incarnation may come now; or it is
+    /// connected and one of the two connections maps our memory.
     pub fn joined(&self, writer: Incarnation, handle: Arc<dyn Writer>) -> Result<(), HandshakeError> {
         let mut writers = lock(&self.inner.writers);
         if writers.known.len() >= REMEMBERED {
@@ -80,9 +82,27 @@ impl Landing {
                 theirs: writer.to_string(),
             });
         }
+        // Streams of one writer end together. One that maps our memory has nothing beside it, or its end would not
+        // mean that nothing is written any more.
+        let here = known.handles.iter().chain([&handle]).all(|handle| handle.writes_here());
+        if known.state == PeerState::Connected && !here {
+            return Err(HandshakeError::Mismatch {
+                field: "incarnation".to_owned(),
+                ours: format!("{writer} is connected"),
+                theirs: writer.to_string(),
+            });
+        }
         known.state = PeerState::Connected;
         known.handles.push(handle);
         Ok(())
+    }
+
+    /// Sleeps while a writer is connected, at most `within`: one that has just left may come again at once, before
+    /// its goodbye was heard.
+    pub(crate) fn until_left(&self, writer: Incarnation, within: Duration) {
+        let writers = lock(&self.inner.writers);
+        let is_here = |writers: &mut Writers| writers.state(writer) == PeerState::Connected;
+        drop(self.inner.departed.wait_timeout_while(writers, within, is_here));
     }
 
     /// A writer's connection is over; its others are closed too. What it had not finished fails, and is fenced when
@@ -96,6 +116,7 @@ impl Landing {
             self.inner.orphan(&mut lock(slot), writer, gone);
         }
         drop(writers);
+        self.inner.departed.notify_all();
         for handle in handles {
             handle.close();
         }

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::ops::Range;
 
-use super::{BlockId, PoolShape};
+use super::{Arrangement, BlockId, PoolShape};
 
 /// The blocks that a transfer may touch.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -74,18 +74,56 @@ impl BlockSet {
     pub fn blocks(&self) -> &[BlockId] {
         &self.blocks
     }
+
+    /// The first of `count` blocks from `first` on that is not in it. O(log n) where all are.
+    fn first_missing(&self, first: u64, count: u64) -> Option<BlockId> {
+        let from = self.blocks.partition_point(|block| u64::from(block.0) < first);
+        let run = &self.blocks[from..];
+        let is = |at: u64| run.get(at as usize).is_some_and(|block| u64::from(block.0) == first + at);
+        // Ascending without repeats: where the last one stands in its place, all before it do.
+        if is(count - 1) {
+            return None;
+        }
+        (0..count).find(|&at| !is(at)).map(|at| BlockId((first + at) as u32))
+    }
 }
 
 impl PoolShape {
-    /// Where a range of one layer lies in the pool, if every block that it touches is in `granted`.
-    /// O(blocks that it touches x log of those granted).
+    /// Where a range of one layer lies in the pool, if every block that it touches is in `granted`. `offset` is
+    /// numbered as in [`super::layout`] and so contains the layer. O(log of the blocks granted) a plane.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// What is wrong with it, at its first byte that is.
     pub fn admit(
         &self,
         granted: &BlockSet,
         layer: u16,
+        block: BlockId,
+        offset: u32,
+        bytes: u32,
+    ) -> Result<Range<u64>, RangeError> {
+        self.admit_in(granted, Some(layer), block, offset, bytes)
+    }
+
+    /// As [`PoolShape::admit`] for a range that may touch any layer: one of [`super::TransferPlan::whole`]. O(log of
+    /// the blocks granted) a plane and layer.
+    ///
+    /// # Errors
+    /// What is wrong with it, at its first byte that is.
+    pub fn admit_whole(
+        &self,
+        granted: &BlockSet,
+        block: BlockId,
+        offset: u32,
+        bytes: u32,
+    ) -> Result<Range<u64>, RangeError> {
+        self.admit_in(granted, None, block, offset, bytes)
+    }
+
+    fn admit_in(
+        &self,
+        granted: &BlockSet,
+        layer: Option<u16>,
         block: BlockId,
         offset: u32,
         bytes: u32,
@@ -95,19 +133,32 @@ impl PoolShape {
         }
         let outside = RangeError::OutsidePool { block, offset, bytes };
         let start = self.locate(block, offset).ok_or(outside)?;
+        // Neither sum overflows: a pool ends at least 2^32 bytes before 2^64.
         let end = start + u64::from(bytes);
         if end > self.bytes() {
             return Err(outside);
         }
-        let page_bytes = u64::from(self.page_bytes());
-        for page in start / page_bytes..=(end - 1) / page_bytes {
-            let (touches, block) = self.owner(page);
-            if touches != layer {
+        let layout = &self.layout;
+        let by_layer = layout.arrangement == Arrangement::BlockFirst && layout.layers > 1 && layer.is_some();
+        let mut at = start;
+        while let Some((block, offset)) = self.block_at(at).filter(|_| at < end) {
+            let touches = (offset / layout.layer_block_bytes()) as u16;
+            if let Some(layer) = layer.filter(|&layer| layer != touches) {
                 return Err(RangeError::OutsideLayer { layer, touches });
             }
-            if !granted.contains(block) {
+            // Blocks follow each other by their ids up to the last one; where layers lie between, there is one.
+            let first = u64::from(block.0);
+            let (unit, blocks) = if by_layer {
+                (u64::from(layout.layer_block_bytes()), 1)
+            } else {
+                (self.strides().block, u64::from(self.blocks) - first)
+            };
+            let begin = at - at % unit;
+            let until = end.min(begin + unit * blocks);
+            if let Some(block) = granted.first_missing(first, (until - begin).div_ceil(unit)) {
                 return Err(RangeError::NotGranted { block });
             }
+            at = until;
         }
         Ok(start..end)
     }

@@ -150,9 +150,9 @@ pub enum LayoutError {
         /// Ranks.
         size: u16,
     },
-    /// A block has 4 GiB or more.
+    /// A block has 4 GiB or more: offsets within it would not fit 32 bits.
     BlockTooLarge {
-        /// Bytes it would have.
+        /// Bytes it would have, at most [`u64::MAX`].
         bytes: u64,
     },
 }
@@ -209,14 +209,16 @@ impl KvLayout {
         let plane = u64::from(self.heads_here().len() as u32)
             * u64::from(self.block_tokens)
             * u64::from(self.row_bytes());
-        let bytes = plane * u64::from(self.plane_count()) * u64::from(self.layers);
+        // A plane stays below 2^50 bytes, all planes of all layers need not stay below 2^64.
+        let bytes = plane.saturating_mul(u64::from(self.plane_count()) * u64::from(self.layers));
         if bytes > u64::from(u32::MAX) {
             return Err(LayoutError::BlockTooLarge { bytes });
         }
         Ok(())
     }
 
-    fn heads_and_dim(&self) -> (u16, u16) {
+    /// Heads and elements of one; the one vector of latent attention counts as a head.
+    pub(super) fn heads_and_dim(&self) -> (u16, u16) {
         match self.values {
             Values::Heads { heads, head_dim } => (heads, head_dim),
             Values::Latent { dim } => (1, dim),
@@ -270,7 +272,7 @@ impl KvLayout {
     }
 }
 
-/// A pool of so many blocks, all of one layout.
+/// A pool of so many blocks, all of one layout. Its methods take [`KvLayout::check`] for granted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct PoolShape {
@@ -280,49 +282,71 @@ pub struct PoolShape {
     pub blocks: u32,
 }
 
+/// Bytes of the pool from one block, layer or plane to the next. Nothing else knows how a pool is arranged.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Strides {
+    pub(super) block: u64,
+    pub(super) layer: u64,
+    pub(super) plane: u64,
+}
+
 impl PoolShape {
-    /// Bytes of the pool.
+    /// Bytes of the pool. Fits, since both factors are below 2^32.
     pub fn bytes(&self) -> u64 {
         u64::from(self.blocks) * u64::from(self.layout.block_bytes())
     }
 
-    /// Where the byte `offset` of `block` lies in the pool, or `None` outside it. The only place that knows.
+    pub(super) fn strides(&self) -> Strides {
+        let layout = &self.layout;
+        let blocks = u64::from(self.blocks);
+        let (plane, layer) = (u64::from(layout.plane_block_bytes()), u64::from(layout.layer_block_bytes()));
+        match (layout.arrangement, layout.planes) {
+            (Arrangement::BlockFirst, _) => Strides { block: layout.block_bytes().into(), layer, plane },
+            (Arrangement::LayerFirst, Planes::Together) => {
+                Strides { block: layer, layer: layer * blocks, plane }
+            }
+            (Arrangement::LayerFirst, Planes::Apart) => {
+                Strides { block: plane, layer: layer * blocks, plane: plane * blocks }
+            }
+        }
+    }
+
+    /// Where the byte `offset` of `block` lies in the pool, or `None` outside it. O(1).
     pub fn locate(&self, block: BlockId, offset: u32) -> Option<u64> {
         let layout = &self.layout;
         if block.0 >= self.blocks || offset >= layout.block_bytes() {
             return None;
         }
-        let (block, blocks) = (u64::from(block.0), u64::from(self.blocks));
-        let layer_bytes = layout.layer_block_bytes();
+        let (layer_bytes, plane_bytes) = (layout.layer_block_bytes(), layout.plane_block_bytes());
         let (layer, within) = (u64::from(offset / layer_bytes), offset % layer_bytes);
-        let page_bytes = self.page_bytes();
-        let pages = u64::from(layer_bytes / page_bytes);
-        let (plane, rest) = (u64::from(within / page_bytes), u64::from(within % page_bytes));
-        let page = match layout.arrangement {
-            Arrangement::LayerFirst => (layer * pages + plane) * blocks + block,
-            Arrangement::BlockFirst => (block * u64::from(layout.layers) + layer) * pages + plane,
-        };
-        Some(page * u64::from(page_bytes) + rest)
+        let (plane, rest) = (u64::from(within / plane_bytes), u64::from(within % plane_bytes));
+        let strides = self.strides();
+        Some(u64::from(block.0) * strides.block + layer * strides.layer + plane * strides.plane + rest)
     }
 
-    /// The pool is a row of pages; a page is what is contiguous of a block in a layer whatever its neighbours are.
-    pub(super) fn page_bytes(&self) -> u32 {
-        match self.layout.planes {
-            Planes::Together => self.layout.layer_block_bytes(),
-            Planes::Apart => self.layout.plane_block_bytes(),
+    /// The block and the offset in it of a byte of the pool, or `None` past its end: the inverse of
+    /// [`PoolShape::locate`]. O(1).
+    pub fn block_at(&self, place: u64) -> Option<(BlockId, u32)> {
+        if place >= self.bytes() {
+            return None;
         }
-    }
-
-    /// The layer and the block of a page.
-    pub(super) fn owner(&self, page: u64) -> (u16, BlockId) {
-        let pages = u64::from(self.layout.layer_block_bytes() / self.page_bytes());
-        let (layer, block) = match self.layout.arrangement {
-            Arrangement::LayerFirst => (page / u64::from(self.blocks) / pages, page % u64::from(self.blocks)),
-            Arrangement::BlockFirst => {
-                let row = page / pages;
-                (row % u64::from(self.layout.layers), row / u64::from(self.layout.layers))
+        let layout = &self.layout;
+        let strides = self.strides();
+        let layer_bytes = u64::from(layout.layer_block_bytes());
+        let (block, offset) = match (layout.arrangement, layout.planes) {
+            (Arrangement::BlockFirst, _) => (place / strides.block, place % strides.block),
+            (Arrangement::LayerFirst, Planes::Together) => {
+                let (layer, within) = (place / strides.layer, place % strides.layer);
+                (within / strides.block, layer * layer_bytes + within % strides.block)
+            }
+            (Arrangement::LayerFirst, Planes::Apart) => {
+                let (layer, within) = (place / strides.layer, place % strides.layer);
+                let (plane, within) = (within / strides.plane, within % strides.plane);
+                // From one block of a plane to the next there is a plane of a block.
+                let first = layer * layer_bytes + plane * strides.block;
+                (within / strides.block, first + within % strides.block)
             }
         };
-        (layer as u16, BlockId(block as u32))
+        Some((BlockId(block as u32), offset as u32))
     }
 }
