@@ -47,6 +47,7 @@ mod transfer;
 pub mod word;
 
 pub use connect::{ConnectOptions, backends_of, connect};
+pub use cuda::{DeviceLayers, DeviceStream, DeviceView, cuda_adopt, cuda_devices, cuda_pool};
 pub use error::{HandshakeError, MemoryError, TransferError};
 pub use handshake::{Backend, Endpoint, Incarnation, Offer, PROTOCOL, boot_id, choose};
 pub use landing::{Arrival, Landing, Writer, Writing};

@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use crate::cuda::DeviceLayers;
 use crate::error::HandshakeError;
 use crate::handshake::{Answer, Backend, Endpoint, Hello, Incarnation, boot_id, receive, send};
 use crate::landing::Landing;
@@ -20,7 +21,7 @@ use crate::sockets::{Flag, ready};
 pub struct ListenOptions {
     /// The model, by a name or a hash; senders must say the same.
     pub model: String,
-    /// Transfers at once.
+    /// Transfers at once. Over a device's pool there are at most 32.
     pub slots: u32,
     /// Where the folder of the local socket is made; `None` for the system's folder of temporary files.
     pub folder: Option<PathBuf>,
@@ -64,6 +65,8 @@ pub(crate) struct Serving {
     pub(crate) options: ListenOptions,
     pub(crate) host: String,
     pub(crate) backends: Vec<Backend>,
+    /// Of a device's pool.
+    pub(crate) layers: Option<DeviceLayers>,
     /// Up when the receiver closes.
     pub(crate) closing: Flag,
 }
@@ -105,8 +108,9 @@ impl Receiver {
             backends.push(Backend::Tcp);
         }
         let host = boot_id()?;
-        let landing = Landing::new(pool, me, options.slots)?;
+        let landing = Landing::new(pool.clone(), me, crate::cuda::slots_for(&pool, options.slots))?;
         let serving = Arc::new(Serving {
+            layers: DeviceLayers::of(&landing)?,
             landing,
             options,
             host: host.clone(),
@@ -181,6 +185,11 @@ impl Receiver {
     /// What has come.
     pub fn landing(&self) -> &Landing {
         &self.serving.landing
+    }
+
+    /// How streams wait for what comes; `None` unless the pool is a device's.
+    pub fn layers(&self) -> Option<&DeviceLayers> {
+        self.serving.layers.as_ref()
     }
 }
 

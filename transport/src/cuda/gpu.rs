@@ -296,7 +296,9 @@ impl Driver for Gpu {
 
     fn record(&self, event: Event, stream: Stream) -> Result<(), Fault> {
         // SAFETY: an event and a stream that live.
-        self.call("cuEventRecord", |cuda| unsafe { (cuda.event_record)(raw_event(event), raw_stream(stream)) })
+        self.call("cuEventRecord", |cuda| unsafe {
+            (cuda.event_record)(raw_event(event), raw_stream(stream))
+        })
     }
 
     fn hold(&self, stream: Stream, event: Event) -> Result<(), Fault> {

@@ -8,9 +8,8 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::mpsc::{Receiver, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
-use splitcore_core::kv::{KvRange, PoolShape};
+use splitcore_core::kv::KvRange;
 
 use super::driver::{Driver, Event, EventUse, Fault, Handle, Stream};
 use super::handles::Import;
@@ -102,21 +101,13 @@ impl Copier {
     ) -> Result<(Self, Receiver<Job>), Fault> {
         let stream = driver.stream()?;
         let (jobs, todo) = std::sync::mpsc::channel();
-        let state = State {
-            target: Some(target),
-            open: HashMap::new(),
-            spare: Vec::new(),
-            stopped: HashSet::new(),
-        };
+        let state =
+            State { target: Some(target), open: HashMap::new(), spare: Vec::new(), stopped: HashSet::new() };
         Ok((Self { driver, source, ledger, board, line, stream, jobs, state: Mutex::new(state) }, todo))
     }
 
     pub(super) fn ledger(&self) -> &Ledger {
         &self.ledger
-    }
-
-    pub(super) fn remote(&self) -> &PoolShape {
-        self.ledger.remote()
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -127,32 +118,43 @@ impl Copier {
         TransferError::PeerLost { key, peer: self.ledger.receiver() }
     }
 
-    /// Whether `key` may go on with `layer`.
-    fn check(&self, state: &State, key: TransferKey, layer: u16) -> Result<(), TransferError> {
+    /// Whether a transfer may go on with a layer. One that the receiver has closed is stopped by that.
+    fn check(&self, state: &mut State, key: TransferKey, layer: u16) -> Result<(), TransferError> {
         if state.target.is_none() {
             return Err(self.lost(key));
         }
-        let closed = self.board.peek(key.slot, key.generation, layer) == CellState::Closed;
-        if state.stopped.contains(&key) || (closed && layer < self.board.layers()) {
-            return Err(TransferError::Stopped { key, layer, peer: PeerState::Connected });
+        if !self.ledger.is_open(key) || layer >= self.board.layers() {
+            // The ledger has the right words for these.
+            return Ok(());
         }
-        Ok(())
+        let stopped = TransferError::Stopped { key, layer, peer: PeerState::Connected };
+        if state.stopped.contains(&key) {
+            return Err(stopped);
+        }
+        match self.board.peek(key.slot, key.generation, layer) {
+            CellState::Pending => Ok(()),
+            CellState::Published(_) => Err(TransferError::Published { key, layer }),
+            CellState::Closed => {
+                self.end_after_copies(state, key, false);
+                Err(stopped)
+            }
+        }
     }
 
     /// See [`crate::Link::begin`].
     pub(super) fn begin(&self, grant: &Grant) -> Result<(), TransferError> {
+        // Under the lock, so that it begins before a word to stop it or after.
         let state = self.state();
-        // A grant that was stopped before it came here: the receiver has been told that nothing is written.
-        self.check(&state, grant.key, 0)?;
+        if state.target.is_none() {
+            return Err(self.lost(grant.key));
+        }
         self.ledger.begin(grant)
     }
 
     /// See [`crate::Link::put`].
     pub(super) fn put(&self, key: TransferKey, layer: u16, ranges: &[KvRange]) -> Result<(), TransferError> {
         let mut state = self.state();
-        if self.ledger.is_open(key) {
-            self.check(&state, key, layer)?;
-        }
+        self.check(&mut state, key, layer)?;
         let copies = self.ledger.put(key, layer, ranges)?;
         let Some(target) = &state.target else { return Err(self.lost(key)) };
         let base = target.import.base() + target.offset;
@@ -167,9 +169,7 @@ impl Copier {
     /// See [`crate::Link::publish`].
     pub(super) fn publish(&self, key: TransferKey, layer: u16, tokens: u32) -> Result<(), TransferError> {
         let mut state = self.state();
-        if self.ledger.is_open(key) {
-            self.check(&state, key, layer)?;
-        }
+        self.check(&mut state, key, layer)?;
         let sealed = self.ledger.publish(key, layer)?;
         let mark = match self.mark(&mut state, key, layer) {
             Ok(mark) => mark,
@@ -181,14 +181,11 @@ impl Copier {
         }
         let seal = LayerSeal { tokens, bytes: sealed.bytes, crc32c: None };
         if let Err(why) = self.board.publish(key.slot, key.generation, layer, seal) {
-            let error = unpublishable(key, layer, PeerState::Connected, why);
-            if why != Unpublishable::Closed {
-                // The slot is another's by now, or was published by another: nothing will come for this one.
-                state.stopped.insert(key);
-                let _ = self.jobs.send(Job::Fail(key, error.clone()));
+            if why != Unpublishable::Twice {
+                // What the board refuses, the receiver has ended.
+                self.end_after_copies(&mut state, key, false);
             }
-            // Where it was closed, the receiver's word to stop is on its way.
-            return Err(error);
+            return Err(unpublishable(key, layer, PeerState::Connected, why));
         }
         if sealed.last {
             match self.copied(&mut state) {
@@ -206,7 +203,8 @@ impl Copier {
             return Ok(mark);
         }
         let handle = state.target.as_ref().and_then(|target| target.marks.get(index));
-        let handle = handle.ok_or(Fault { what: "event", reason: format!("there is none of slot {}", key.slot) })?;
+        let handle =
+            handle.ok_or(Fault { what: "event", reason: format!("there is none of slot {}", key.slot) })?;
         let mark = self.driver.open_event(handle)?;
         state.open.insert(index, mark);
         Ok(mark)
@@ -227,24 +225,25 @@ impl Copier {
         error
     }
 
-    /// Stops a transfer: what follows comes when its copies are done.
-    pub(super) fn stop(&self, key: TransferKey, asked: bool) {
-        let mut state = self.state();
-        let is_open = self.ledger.is_open(key);
-        if !is_open && !asked {
-            return;
-        }
-        if is_open {
+    /// Lets no more be copied for a transfer; its end comes when its copies are done.
+    fn end_after_copies(&self, state: &mut State, key: TransferKey, asked: bool) {
+        if self.ledger.is_open(key) {
             state.stopped.insert(key);
         }
-        let copied = self.copied(&mut state).ok();
+        let copied = self.copied(state).ok();
         let _ = self.jobs.send(Job::Fence { key, copied, asked });
+    }
+
+    /// See [`crate::Link::stop`].
+    pub(super) fn stop(&self, key: TransferKey) {
+        self.end_after_copies(&mut self.state(), key, false);
     }
 
     /// Lets what is put from now on wait for the work that `stream` has been given so far.
     pub(super) fn after(&self, stream: Stream) -> Result<(), TransferError> {
         let mut state = self.state();
-        let event = state.spare.pop().map_or_else(|| self.driver.event(EventUse::Here), Ok).map_err(device)?;
+        let event =
+            state.spare.pop().map_or_else(|| self.driver.event(EventUse::Here), Ok).map_err(device)?;
         let ordered = self.driver.record(event, stream).and_then(|()| self.driver.hold(self.stream, event));
         // A wait keeps what the event marked when it began, so the event may mark something else now.
         state.spare.push(event);
@@ -324,7 +323,7 @@ impl Drop for Copier {
 
 impl Sending for Copier {
     fn fence(&self, key: TransferKey) -> bool {
-        self.stop(key, true);
+        self.end_after_copies(&mut self.state(), key, true);
         false
     }
 
@@ -332,16 +331,5 @@ impl Sending for Copier {
         // Copies to it end first: the ends below say that nothing is read here any more.
         self.let_go();
         self.ledger.lose(|key| self.lost(key));
-    }
-}
-
-/// Waiting is the same for every link.
-impl Copier {
-    pub(super) fn poll(&self, ended: &mut Vec<Completion>) {
-        self.ledger.poll(ended);
-    }
-
-    pub(super) fn wait_ends(&self, within: Duration) -> bool {
-        self.ledger.wait(within)
     }
 }

@@ -9,6 +9,7 @@
 //!     Stop  --------------------------------------->      fences the transfer, then
 //!     Stopped  <------------------------------------      writes no more for it
 //!     GivenUp  <------------------------------------      stopped it of its own accord
+//!     Settled  <------------------------------------      its copies are done (devices only)
 //!     Bye  <----------------------------------------      has unmapped everything
 //! ```
 //!
@@ -26,3 +27,4 @@ pub(crate) use call::{Call, Sending, call};
 pub(crate) use line::{Ending, Line};
 pub(crate) use message::Message;
 pub(crate) use serve::{Offered, serve};
+pub(crate) use watch::Watch;
