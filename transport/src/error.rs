@@ -198,6 +198,14 @@ pub enum TransferError {
         /// What the layer has.
         expected: u64,
     },
+    /// A layer that another thread is still putting.
+    #[error("{key}, layer {layer}: a put of it is still running")]
+    StillPut {
+        /// Which transfer.
+        key: TransferKey,
+        /// Which layer.
+        layer: u16,
+    },
     /// The bytes that arrived are not those that were sent.
     #[error("{key}, layer {layer}: checksum {found:08x}, {expected:08x} was sent")]
     Corrupt {
@@ -229,6 +237,14 @@ pub enum TransferError {
         queued: usize,
         /// The bound.
         limit: usize,
+    },
+    /// The receiver refused it.
+    #[error("{key}: refused by the receiver: {reason}")]
+    Denied {
+        /// Which transfer.
+        key: TransferKey,
+        /// What it said.
+        reason: String,
     },
     /// A frame that is none, or breaks a rule; the connection is closed.
     #[error("broken protocol: {0}")]

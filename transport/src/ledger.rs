@@ -2,7 +2,7 @@
 //!
 //! Every backend asks here first, so all refuse the same things with the same words.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -14,6 +14,7 @@ use crate::handshake::Incarnation;
 use crate::pool::Pool;
 use crate::ring::{Consumer, Producer, ring};
 use crate::transfer::{Completion, Grant, PeerState, TransferKey};
+use crate::word::Doorbell;
 
 /// Transfers that may be begun, or ended and not yet polled, at once.
 pub(crate) const TRANSFERS_MAX: usize = 1 << 14;
@@ -36,6 +37,8 @@ pub(crate) struct Ledger {
     receiver: Incarnation,
     books: Mutex<Books>,
     ended: Mutex<Consumer<Completion>>,
+    /// Rung at each end. Sleeping on the ring itself would take hold of it, and `poll` waits for nobody.
+    bell: Doorbell,
 }
 
 struct Books {
@@ -50,6 +53,8 @@ struct Outgoing {
     granted: BlockSet,
     layer_bytes: u64,
     put: Vec<u64>,
+    /// Where the bytes of layers that are put in several calls lie so far: ascending, none touching the next.
+    covered: BTreeMap<u16, Vec<Range<u64>>>,
     published: Vec<bool>,
     unpublished: u16,
 }
@@ -68,7 +73,14 @@ impl Ledger {
     pub(crate) fn new(pool: Arc<Pool>, remote: PoolShape, receiver: Incarnation) -> Self {
         let (ends, ended) = ring(TRANSFERS_MAX);
         let books = Books { transfers: HashMap::new(), unpolled: 0, lost: false, ends };
-        Self { pool, remote, receiver, books: Mutex::new(books), ended: Mutex::new(ended) }
+        Self {
+            pool,
+            remote,
+            receiver,
+            books: Mutex::new(books),
+            ended: Mutex::new(ended),
+            bell: Doorbell::default(),
+        }
     }
 
     fn books(&self) -> MutexGuard<'_, Books> {
@@ -112,6 +124,7 @@ impl Ledger {
             granted: BlockSet::new(grant.blocks.clone()),
             layer_bytes: grant.layer_bytes,
             put: vec![0; usize::from(layers)],
+            covered: BTreeMap::new(),
             published: vec![false; usize::from(layers)],
             unpublished: layers,
         };
@@ -146,11 +159,18 @@ impl Ledger {
         if bytes > outgoing.layer_bytes {
             return Err(TransferError::Incomplete { key, layer, bytes, expected: outgoing.layer_bytes });
         }
-        if let Some(second) = overlapping(&copies) {
+        let covered = outgoing.covered.get(&layer).map_or(&[][..], Vec::as_slice);
+        let covered = cover(covered, &copies).map_err(|second| {
             let range = &ranges[second];
-            return Err(TransferError::Overlap { key, layer, block: range.to, offset: range.to_offset });
-        }
+            TransferError::Overlap { key, layer, block: range.to, offset: range.to_offset }
+        })?;
         outgoing.put[at] = bytes;
+        // A layer that is whole has no place left, so only those in between are remembered.
+        if bytes < outgoing.layer_bytes {
+            outgoing.covered.insert(layer, covered);
+        } else {
+            outgoing.covered.remove(&layer);
+        }
         Ok(copies)
     }
 
@@ -197,6 +217,8 @@ impl Ledger {
         let open = books.transfers.remove(&completion.key()).is_some();
         if open {
             books.finish(completion);
+            drop(books);
+            self.bell.ring();
         }
         open
     }
@@ -210,6 +232,8 @@ impl Ledger {
         for key in keys {
             books.finish(Completion::Failed(key, why(key)));
         }
+        drop(books);
+        self.bell.ring();
     }
 
     /// What is known of the receiver.
@@ -230,7 +254,12 @@ impl Ledger {
 
     /// Sleeps until there is an end to poll, at most `within`; says whether there is.
     pub(crate) fn wait(&self, within: Duration) -> bool {
-        self.ended.lock().unwrap_or_else(PoisonError::into_inner).wait(within)
+        let rings = self.bell.count();
+        self.has_ended() || self.bell.wait(rings, within) != rings && self.has_ended()
+    }
+
+    fn has_ended(&self) -> bool {
+        self.ended.lock().unwrap_or_else(PoisonError::into_inner).wait(Duration::ZERO)
     }
 }
 
@@ -253,13 +282,36 @@ impl Outgoing {
     }
 }
 
-/// The index of a copy that writes what another of them writes too. Plans ascend, where one pass is enough.
-fn overlapping(copies: &[Copy]) -> Option<usize> {
-    let end = |copy: &Copy| copy.to + u64::from(copy.bytes);
-    if copies.is_sorted_by(|one, next| end(one) <= next.to) {
-        return None;
-    }
+/// What is covered once these are copied, or the index of a copy that writes what is covered or what another writes.
+/// Plans ascend, where one pass is enough.
+fn cover(covered: &[Range<u64>], copies: &[Copy]) -> Result<Vec<Range<u64>>, usize> {
     let mut order: Vec<usize> = (0..copies.len()).collect();
-    order.sort_unstable_by_key(|&index| copies[index].to);
-    order.windows(2).find(|pair| end(&copies[pair[0]]) > copies[pair[1]].to).map(|pair| pair[1])
+    if !copies.is_sorted_by_key(|copy| copy.to) {
+        order.sort_by_key(|&index| copies[index].to);
+    }
+    let mut union: Vec<Range<u64>> = Vec::with_capacity(covered.len() + 1);
+    let mut old = covered.iter().cloned().peekable();
+    for index in order {
+        let new = copies[index].to..copies[index].to + u64::from(copies[index].bytes);
+        while let Some(earlier) = old.next_if(|old| old.start < new.start) {
+            append(&mut union, earlier);
+        }
+        let meets_next = old.peek().is_some_and(|old| old.start < new.end);
+        if meets_next || union.last().is_some_and(|last| last.end > new.start) {
+            return Err(index);
+        }
+        append(&mut union, new);
+    }
+    for later in old {
+        append(&mut union, later);
+    }
+    Ok(union)
+}
+
+/// Appends a range that begins where the last ends, or later.
+fn append(union: &mut Vec<Range<u64>>, next: Range<u64>) {
+    match union.last_mut() {
+        Some(last) if last.end == next.start => last.end = next.end,
+        _ => union.push(next),
+    }
 }

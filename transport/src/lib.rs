@@ -31,11 +31,13 @@ mod board;
 mod connect;
 mod cuda;
 mod error;
+mod faulty;
 mod handshake;
 mod landing;
 mod ledger;
 mod local;
 mod memory;
+mod outcomes;
 mod pool;
 mod receiver;
 pub mod ring;
@@ -43,16 +45,28 @@ mod shm;
 mod sockets;
 mod sync;
 mod tcp;
+#[cfg(test)]
+mod tests;
+mod throttle;
 mod transfer;
 pub mod word;
+
+/// Parts that tests and fuzzers drive by hand; no part of the interface.
+#[doc(hidden)]
+pub mod testing {
+    pub use crate::tcp::frame;
+}
 
 pub use connect::{ConnectOptions, backends_of, connect};
 pub use cuda::{DeviceLayers, DeviceStream, DeviceView, cuda_adopt, cuda_devices, cuda_pool};
 pub use error::{HandshakeError, MemoryError, TransferError};
+pub use faulty::{Faults, Faulty, Injected, Kinds};
 pub use handshake::{Backend, Endpoint, Incarnation, Offer, PROTOCOL, boot_id, choose};
 pub use landing::{Arrival, Landing, Writer, Writing};
 pub use memory::Mapping;
+pub use outcomes::{Outcome, Outcomes, Overdue};
 pub use pool::Pool;
 pub use receiver::{ListenOptions, Receiver};
+pub use throttle::{Throttle, Wire};
 pub use transfer::{Completion, Grant, Link, PeerState, TransferKey};
 pub use word::{Generation, LayerSeal};

@@ -4,7 +4,8 @@
 //! in a steady flow an end seldom touches the other's cache line. Every call but [`Consumer::wait`] is O(1) and
 //! never blocks.
 //!
-//! This file names nothing but `crate::sync`, `crate::word` and the standard library: the loom models include it.
+//! This file names nothing but `crate::sync`, `crate::word` and the standard library: the loom models include it
+//! as it is, but for its tests.
 
 use std::mem::MaybeUninit;
 use std::time::Duration;
@@ -79,11 +80,21 @@ pub struct Consumer<T> {
 /// # Panics
 /// If that is more than [`CAPACITY_MAX`].
 pub fn ring<T>(capacity: usize) -> (Producer<T>, Consumer<T>) {
+    ring_from(capacity, 0)
+}
+
+/// A ring whose indices start elsewhere, where the end of their range is near.
+fn ring_from<T>(capacity: usize, index: u32) -> (Producer<T>, Consumer<T>) {
     assert!(capacity <= CAPACITY_MAX, "a ring holds {CAPACITY_MAX} at most, not {capacity}");
     let slots = (0..capacity.next_power_of_two()).map(|_| UnsafeCell::new(MaybeUninit::uninit())).collect();
-    let shared =
-        Arc::new(Shared { head: Line(AtomicU32::default()), tail: Line(WaitWord::default()), slots });
-    (Producer { shared: shared.clone(), tail: 0, head: 0 }, Consumer { shared, head: 0, tail: 0 })
+    let shared = Shared { head: Line(AtomicU32::default()), tail: Line(WaitWord::default()), slots };
+    shared.head.0.store(index, Ordering::Relaxed);
+    shared.tail.0.store(index, Ordering::Relaxed);
+    let shared = Arc::new(shared);
+    (
+        Producer { shared: shared.clone(), tail: index, head: index },
+        Consumer { shared, head: index, tail: index },
+    )
 }
 
 impl<T> Producer<T> {
@@ -162,5 +173,35 @@ impl<T> Consumer<T> {
 
     fn has_more(&self) -> bool {
         self.tail & !GONE != self.head
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_ring_goes_on_where_its_indices_start_again() {
+        for left in 0..5 {
+            let (mut producer, mut consumer) = ring_from(4, GONE - 1 - left);
+            for round in 0..4 {
+                assert!(!consumer.wait(Duration::ZERO));
+                for value in 0..4 {
+                    assert_eq!(producer.push(4 * round + value), Ok(()));
+                }
+                assert_eq!(producer.push(99), Err(99), "it holds four");
+                for value in 0..4 {
+                    assert!(consumer.wait(Duration::ZERO));
+                    assert_eq!(consumer.pop(), Some(4 * round + value));
+                }
+                assert_eq!(consumer.pop(), None);
+                assert!(!consumer.is_finished());
+            }
+            assert_eq!(producer.push(16), Ok(()));
+            drop(producer);
+            assert!(!consumer.is_finished(), "one is left");
+            assert_eq!(consumer.pop(), Some(16));
+            assert!(consumer.is_finished());
+        }
     }
 }

@@ -132,8 +132,8 @@ pub trait Link: Send + Sync {
     /// Puts ranges of one layer; a layer may be put in several calls.
     ///
     /// # Errors
-    /// A range outside either pool or the grant, empty, or overlapping another of the call; more bytes than the layer
-    /// has; a layer published already; a peer known to be gone. Nothing of the call is then written, and the transfer
+    /// A range outside either pool or the grant, empty, or overlapping what is put for the layer already; more bytes
+    /// than the layer has; a layer published already; a peer known to be gone. Nothing of the call is then written, and the transfer
     /// goes on.
     fn put(&self, key: TransferKey, layer: u16, ranges: &[KvRange]) -> Result<(), TransferError>;
 

@@ -254,8 +254,7 @@ impl LayerCell {
     }
 
     fn exchange(&self, seen: u32, new: u32) -> Result<(), u32> {
-        // Release for the bytes and the seal, acquire for who closes and frees what the last generation wrote.
-        self.word.word.compare_exchange(seen, new, Ordering::AcqRel, Ordering::Acquire)?;
+        self.word.word.compare_exchange(seen, new, Ordering::Release, Ordering::Acquire)?;
         self.word.notify();
         Ok(())
     }

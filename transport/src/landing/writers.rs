@@ -1,6 +1,6 @@
 //! Who may be writing: connected, silent or lost, and how each is told to stop.
 
-use std::sync::Arc;
+use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
 use super::{Arrival, BTreeMap, Inner, Landing, Phase, lock};
@@ -108,7 +108,26 @@ impl Landing {
     /// A writer's connection is over; its others are closed too. What it had not finished fails, and is fenced when
     /// `gone` says that it writes no more. Called again with `gone` when a silent one has died. O(slots).
     pub fn left(&self, writer: Incarnation, gone: bool) {
+        let writers = lock(&self.inner.writers);
+        self.leave(writers, writer, gone);
+    }
+
+    /// One of a writer's connections is over, and nothing that came by it is written any more: as
+    /// [`left`](Self::left) with `gone`, but nothing if the connection was closed before, by the end of another one.
+    /// One that `said_bye` takes only itself down, unless it was the last.
+    pub fn parted(&self, writer: Incarnation, handle: &Arc<dyn Writer>, said_bye: bool) {
         let mut writers = lock(&self.inner.writers);
+        let Some(known) = writers.known.get_mut(&writer) else { return };
+        let of = |other: &Arc<dyn Writer>| std::ptr::addr_eq(Arc::as_ptr(other), Arc::as_ptr(handle));
+        let Some(at) = known.handles.iter().position(of) else { return };
+        if said_bye && known.handles.len() > 1 {
+            known.handles.swap_remove(at);
+            return;
+        }
+        self.leave(writers, writer, true);
+    }
+
+    fn leave(&self, mut writers: MutexGuard<'_, Writers>, writer: Incarnation, gone: bool) {
         let Some(known) = writers.known.get_mut(&writer) else { return };
         known.state = if gone { PeerState::Lost } else { PeerState::Silent };
         let handles = std::mem::take(&mut known.handles);

@@ -24,7 +24,6 @@ mod serve;
 mod watch;
 
 pub(crate) use call::{Call, Sending, call};
-pub(crate) use line::{Ending, Line};
 pub(crate) use message::Message;
 pub(crate) use serve::{Offered, serve};
 pub(crate) use watch::Watch;

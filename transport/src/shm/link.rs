@@ -1,6 +1,6 @@
 //! The sender's half.
 
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
 
 use splitcore_core::kv::{KvRange, PoolShape};
@@ -40,9 +40,35 @@ struct Shared {
     /// Shared by whoever copies, for a piece at a time; taken alone to end transfers. So a transfer that has ended is
     /// not written by a copy that began before.
     gate: RwLock<()>,
+    /// Layers that are being put, once for each call: the books have their bytes before memory has.
+    putting: Mutex<Vec<(TransferKey, u16)>>,
+}
+
+/// A call of [`Link::put`], as long as it runs.
+struct Putting<'a> {
+    shared: &'a Shared,
+    layer: (TransferKey, u16),
+}
+
+impl Drop for Putting<'_> {
+    fn drop(&mut self) {
+        let mut putting = self.shared.putting();
+        if let Some(at) = putting.iter().position(|layer| *layer == self.layer) {
+            putting.swap_remove(at);
+        }
+    }
 }
 
 impl Shared {
+    fn putting(&self) -> MutexGuard<'_, Vec<(TransferKey, u16)>> {
+        self.putting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn put(&self, key: TransferKey, layer: u16) -> Putting<'_> {
+        self.putting().push((key, layer));
+        Putting { shared: self, layer: (key, layer) }
+    }
+
     fn copying(&self) -> RwLockReadGuard<'_, ()> {
         self.gate.read().unwrap_or_else(PoisonError::into_inner)
     }
@@ -90,7 +116,7 @@ impl ShmLink {
         };
         mapped.pool.prefault();
         let ledger = Ledger::new(pool.clone(), welcome.shape, welcome.incarnation);
-        let shared = Arc::new(Shared { ledger, gate: RwLock::new(()) });
+        let shared = Arc::new(Shared { ledger, gate: RwLock::new(()), putting: Mutex::default() });
         call.attend(shared.clone())?;
         Ok(Self { shared, mapped: Some(mapped), call })
     }
@@ -143,6 +169,7 @@ impl Link for ShmLink {
                 CellState::Closed => return Err(self.refused(key, layer, Unpublishable::Closed)),
             }
         }
+        let _putting = self.shared.put(key, layer);
         let copies = ledger.put(key, layer, ranges)?;
         let (mut hold, mut left) = (None, 0);
         for copy in copies {
@@ -168,6 +195,9 @@ impl Link for ShmLink {
     fn publish(&self, key: TransferKey, layer: u16, tokens: u32) -> Result<(), TransferError> {
         let Some(mapped) = &self.mapped else { return Err(TransferError::Unknown { key }) };
         let hold = self.shared.copying();
+        if self.shared.putting().contains(&(key, layer)) {
+            return Err(TransferError::StillPut { key, layer });
+        }
         let sealed = self.ledger().publish(key, layer)?;
         let seal = LayerSeal { tokens, bytes: sealed.bytes, crc32c: None };
         let published = mapped.board.publish(key.slot, key.generation, layer, seal);

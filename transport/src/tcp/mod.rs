@@ -1,26 +1,39 @@
-//! To come.
+//! One ordered stream per connection, between hosts or on one.
+//!
+//! - [`frame`]: what goes over it.
+//! - [`send`], [`lane`]: the sender; a queue and a thread for each connection, `sendmsg` straight from the pool.
+//! - [`receive`], [`intake`]: the receiver; a thread for each connection, `recvmsg` straight into the pool.
+//!
+//! Only the receiver's own threads write its pool, each read under the transfer's hold, so a stop fences at once.
+
+pub mod frame;
+mod intake;
+mod lane;
+mod receive;
+mod send;
 
 use std::net::TcpStream;
-use std::sync::Arc;
+use std::time::Duration;
 
-use crate::connect::ConnectOptions;
-use crate::error::HandshakeError;
-use crate::handshake::{Endpoint, Hello};
-use crate::pool::Pool;
-use crate::receiver::Serving;
-use crate::transfer::Link;
+use rustix::net::sockopt;
 
-/// The life of a connection at its receiver.
-pub(crate) fn serve(_stream: TcpStream, hello: &Hello, _serving: &Serving) -> Result<(), HandshakeError> {
-    Err(HandshakeError::NoBackend(format!("{} is not built yet", hello.backend)))
-}
+pub(crate) use receive::serve;
+pub(crate) use send::connect;
 
-/// Connects a sender.
-pub(crate) fn connect(
-    _pool: &Arc<Pool>,
-    _to: &Endpoint,
-    hello: &Hello,
-    _options: &ConnectOptions,
-) -> Result<Arc<dyn Link>, HandshakeError> {
-    Err(HandshakeError::NoBackend(format!("{} is not built yet", hello.backend)))
+/// Bytes that the kernel may hold for a connection, either way.
+const SOCKET_BUFFER: usize = 4 << 20;
+
+/// Tunes a socket: no delay, large buffers, and a dead host is noticed. `stall_limit` is how long a living peer may
+/// take nothing, which the kernel is given a second more for, so that whoever waits says it first.
+fn tune(stream: &TcpStream, stall_limit: Duration) -> std::io::Result<()> {
+    sockopt::set_tcp_nodelay(stream, true)?;
+    sockopt::set_socket_send_buffer_size(stream, SOCKET_BUFFER)?;
+    sockopt::set_socket_recv_buffer_size(stream, SOCKET_BUFFER)?;
+    sockopt::set_socket_keepalive(stream, true)?;
+    sockopt::set_tcp_keepidle(stream, Duration::from_secs(1))?;
+    sockopt::set_tcp_keepintvl(stream, Duration::from_secs(1))?;
+    sockopt::set_tcp_keepcnt(stream, 2)?;
+    let limit = stall_limit.saturating_add(Duration::from_secs(1)).as_millis();
+    sockopt::set_tcp_user_timeout(stream, u32::try_from(limit).unwrap_or(u32::MAX))?;
+    Ok(())
 }

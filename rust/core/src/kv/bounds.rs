@@ -132,34 +132,38 @@ impl PoolShape {
             return Err(RangeError::Empty);
         }
         let outside = RangeError::OutsidePool { block, offset, bytes };
-        let start = self.locate(block, offset).ok_or(outside)?;
-        // Neither sum overflows: a pool ends at least 2^32 bytes before 2^64.
+        let geometry = self.geometry();
+        let start = geometry.locate(block, offset).ok_or(outside)?;
+        // The sum does not overflow: a pool ends at least 2^32 bytes before 2^64.
         let end = start + u64::from(bytes);
-        if end > self.bytes() {
+        if end > geometry.bytes {
             return Err(outside);
         }
-        let layout = &self.layout;
-        let by_layer = layout.arrangement == Arrangement::BlockFirst && layout.layers > 1 && layer.is_some();
-        let mut at = start;
-        while let Some((block, offset)) = self.block_at(at).filter(|_| at < end) {
-            let touches = (offset / layout.layer_block_bytes()) as u16;
+        let by_layer = self.layout.arrangement == Arrangement::BlockFirst && layer.is_some();
+        let (mut at, mut block, mut offset) = (start, block, offset);
+        loop {
+            let touches = (offset / geometry.layer_bytes) as u16;
             if let Some(layer) = layer.filter(|&layer| layer != touches) {
                 return Err(RangeError::OutsideLayer { layer, touches });
             }
-            // Blocks follow each other by their ids up to the last one; where layers lie between, there is one.
-            let first = u64::from(block.0);
-            let (unit, blocks) = if by_layer {
-                (u64::from(layout.layer_block_bytes()), 1)
+            // Units follow each other by the ids of their blocks, up to the last one; where other layers lie between,
+            // there is one.
+            let (unit, ids) = if by_layer {
+                (u64::from(geometry.layer_bytes), 1)
             } else {
-                (self.strides().block, u64::from(self.blocks) - first)
+                (geometry.to_block, u64::from(self.blocks - block.0))
             };
-            let begin = at - at % unit;
-            let until = end.min(begin + unit * blocks);
-            if let Some(block) = granted.first_missing(first, (until - begin).div_ceil(unit)) {
+            let begin = at - u64::from(offset % unit as u32);
+            let until = end.min(begin + unit * ids);
+            let count = if until - begin <= unit { 1 } else { (until - begin).div_ceil(unit) };
+            if let Some(block) = granted.first_missing(block.0.into(), count) {
                 return Err(RangeError::NotGranted { block });
             }
             at = until;
+            if at == end {
+                return Ok(start..end);
+            }
+            (block, offset) = geometry.block_at(at).ok_or(outside)?;
         }
-        Ok(start..end)
     }
 }

@@ -2,12 +2,9 @@
 
 use std::ops::Range;
 
-use super::layout::Strides;
+use super::geometry::Geometry;
 use super::runs::{Runs, Spot};
-use super::{Arrangement, BlockId, PlanError, Planes, PoolShape, TokenOrder};
-
-/// Ranges of the largest plan, a layer: a million tokens of eight heads that all must be turned.
-const RANGES_MAX: usize = 1 << 24;
+use super::{BlockId, PlanError, PoolShape, TokenOrder};
 
 /// The order in which the blocks of a table lie in memory.
 pub(super) enum Order {
@@ -31,10 +28,18 @@ impl Order {
         }
     }
 
-    fn for_each(&self, mut visit: impl FnMut(u32) -> Result<(), PlanError>) -> Result<(), PlanError> {
+    fn len(&self) -> u32 {
         match self {
-            Self::Table(blocks) => (0..*blocks).try_for_each(visit),
-            Self::Sorted(keys) => keys.iter().try_for_each(|&key| visit(key as u32)),
+            Self::Table(blocks) => *blocks,
+            Self::Sorted(keys) => keys.len() as u32,
+        }
+    }
+
+    /// Which entry comes at a turn.
+    fn entry(&self, turn: u32) -> u32 {
+        match self {
+            Self::Table(_) => turn,
+            Self::Sorted(keys) => keys[turn as usize] as u32,
         }
     }
 }
@@ -42,16 +47,13 @@ impl Order {
 /// How one side finds a row.
 pub(super) struct Half<'a> {
     table: &'a [BlockId],
-    strides: Strides,
+    geometry: Geometry,
     block_tokens: u32,
-    plane_bytes: u32,
     /// Bytes from a token to the next, and from a head to the next.
     token: u32,
     head: u32,
     /// Offset of the first head that moves.
     first: u32,
-    /// Whether the planes of a block do not lie side by side.
-    apart: bool,
 }
 
 impl<'a> Half<'a> {
@@ -63,24 +65,25 @@ impl<'a> Half<'a> {
             TokenOrder::Nhd => (here.len() as u32 * row, row),
             TokenOrder::Hnd => (row, block_tokens * row),
         };
-        Self {
-            table,
-            strides: pool.strides(),
-            block_tokens,
-            plane_bytes: layout.plane_block_bytes(),
-            token,
-            head,
-            first: u32::from(first_head - here.start) * head,
-            apart: layout.planes == Planes::Apart && layout.arrangement == Arrangement::LayerFirst,
-        }
+        let first = u32::from(first_head - here.start) * head;
+        Self { table, geometry: pool.geometry(), block_tokens, token, head, first }
+    }
+
+    /// Whether the planes of a block do not lie side by side.
+    fn is_apart(&self) -> bool {
+        self.geometry.to_plane != self.geometry.plane_bytes.into()
+    }
+
+    fn block(&self, entry: u32) -> BlockId {
+        self.table[entry as usize]
     }
 
     /// The first row that moves of a token of a block.
     fn spot(&self, entry: u32, token: u32, plane: u32) -> Spot {
-        let block = self.table[entry as usize];
+        let (block, geometry) = (self.block(entry), &self.geometry);
         let rest = self.first + token * self.token;
-        let start = u64::from(block.0) * self.strides.block + u64::from(plane) * self.strides.plane;
-        Spot { block, offset: plane * self.plane_bytes + rest, place: start + u64::from(rest) }
+        let start = u64::from(block.0) * geometry.to_block + u64::from(plane) * geometry.to_plane;
+        Spot { block, offset: plane * geometry.plane_bytes + rest, place: start + u64::from(rest) }
     }
 }
 
@@ -96,16 +99,73 @@ pub(super) struct Cut<'a> {
 
 impl Cut<'_> {
     /// Pushes all of layer 0. `order` is that of the destination's entries from `first` on.
-    pub(super) fn all(&self, runs: &mut Runs<'_>, order: &Order, first: usize) -> Result<(), PlanError> {
-        let first = first as u32;
-        if self.to.apart {
-            (0..self.planes)
-                .try_for_each(|plane| order.for_each(|entry| self.plane_of_block(runs, first + entry, plane)))
+    pub(super) fn all(&self, runs: &mut Runs<'_>, order: &Order, first: u32) -> Result<(), PlanError> {
+        if self.to.is_apart() {
+            (0..self.planes).try_for_each(|plane| self.pass(runs, order, first, plane..plane + 1))
+        } else if !self.from.is_apart() || !self.is_straight() {
+            self.pass(runs, order, first, 0..self.planes)
         } else {
-            order.for_each(|entry| {
-                (0..self.planes).try_for_each(|plane| self.plane_of_block(runs, first + entry, plane))
-            })
+            (0..order.len()).try_for_each(|turn| self.block(runs, first + order.entry(turn), 0..self.planes))
         }
+    }
+
+    /// Whether a full block needs no cutting: both sides have the same rows in the same places.
+    fn is_straight(&self) -> bool {
+        let (inner, outer, bytes) = self.rows(self.to.block_tokens);
+        let is_plane = |half: &Half<'_>| half.geometry.plane_bytes == bytes;
+        self.from.block_tokens == self.to.block_tokens
+            && (inner.count, outer.count) == (1, 1)
+            && is_plane(&self.from)
+            && is_plane(&self.to)
+    }
+
+    /// These planes of every block; where there are several, they lie side by side wherever blocks are straight.
+    fn pass(
+        &self,
+        runs: &mut Runs<'_>,
+        order: &Order,
+        first: u32,
+        planes: Range<u32>,
+    ) -> Result<(), PlanError> {
+        let straight = self.is_straight();
+        let unit = u64::from(self.to.geometry.plane_bytes) * planes.len() as u64;
+        let in_a_row = [&self.from, &self.to].iter().all(|half| half.geometry.to_block == unit);
+        let mut turn = 0;
+        while turn < order.len() {
+            let entry = first + order.entry(turn);
+            if !straight || !self.is_full(entry) {
+                self.block(runs, entry, planes.clone())?;
+                turn += 1;
+                continue;
+            }
+            let (from, to) = (self.from.spot(entry, 0, planes.start), self.to.spot(entry, 0, planes.start));
+            let mut blocks = 1;
+            while in_a_row && turn + blocks < order.len() {
+                let entry = first + order.entry(turn + blocks);
+                let goes_on = self.from.block(entry).0 == from.block.0 + blocks
+                    && self.to.block(entry).0 == to.block.0 + blocks
+                    && self.is_full(entry);
+                if !goes_on {
+                    break;
+                }
+                blocks += 1;
+            }
+            runs.push(from, to, unit * u64::from(blocks));
+            runs.check()?;
+            turn += blocks;
+        }
+        Ok(())
+    }
+
+    /// Whether all tokens of a destination block move.
+    fn is_full(&self, entry: u32) -> bool {
+        let start = entry * self.to.block_tokens;
+        start >= self.positions.start && self.positions.end - start >= self.to.block_tokens
+    }
+
+    /// What one destination block gets.
+    fn block(&self, runs: &mut Runs<'_>, entry: u32, mut planes: Range<u32>) -> Result<(), PlanError> {
+        planes.try_for_each(|plane| self.plane_of_block(runs, entry, plane))
     }
 
     /// What one plane of one destination block gets.
@@ -127,22 +187,25 @@ impl Cut<'_> {
         Ok(())
     }
 
-    /// So many tokens of all heads that move, from one block to another.
-    fn rectangle(&self, runs: &mut Runs<'_>, from: Spot, to: Spot, tokens: u32) -> Result<(), PlanError> {
+    /// So many tokens of all heads that move, as rows of so many bytes: what is contiguous on both sides is one row.
+    fn rows(&self, tokens: u32) -> (Dimension, Dimension, u32) {
         let across = Dimension { count: tokens, from: self.from.token, to: self.to.token };
         let down = Dimension { count: self.heads, from: self.from.head, to: self.to.head };
         let (inner, outer) = if across.to <= down.to { (across, down) } else { (down, across) };
-        // What is contiguous on both sides is a longer row.
         let (inner, bytes) = inner.joined(self.row_bytes);
         let (outer, bytes) = if inner.count == 1 { outer.joined(bytes) } else { (outer, bytes) };
+        (inner, outer, bytes)
+    }
+
+    /// Those rows, from one block to another.
+    fn rectangle(&self, runs: &mut Runs<'_>, from: Spot, to: Spot, tokens: u32) -> Result<(), PlanError> {
+        let (inner, outer, bytes) = self.rows(tokens);
         for row in 0..outer.count {
             let (from, to) = (from.after(row * outer.from), to.after(row * outer.to));
             for row in 0..inner.count {
                 runs.push(from.after(row * inner.from), to.after(row * inner.to), bytes.into());
             }
-            if runs.closed() >= RANGES_MAX {
-                return Err(PlanError::TooManyRanges { limit: RANGES_MAX as u32 });
-            }
+            runs.check()?;
         }
         Ok(())
     }

@@ -282,71 +282,20 @@ pub struct PoolShape {
     pub blocks: u32,
 }
 
-/// Bytes of the pool from one block, layer or plane to the next. Nothing else knows how a pool is arranged.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Strides {
-    pub(super) block: u64,
-    pub(super) layer: u64,
-    pub(super) plane: u64,
-}
-
 impl PoolShape {
-    /// Bytes of the pool. Fits, since both factors are below 2^32.
+    /// Bytes of the pool.
     pub fn bytes(&self) -> u64 {
-        u64::from(self.blocks) * u64::from(self.layout.block_bytes())
-    }
-
-    pub(super) fn strides(&self) -> Strides {
-        let layout = &self.layout;
-        let blocks = u64::from(self.blocks);
-        let (plane, layer) = (u64::from(layout.plane_block_bytes()), u64::from(layout.layer_block_bytes()));
-        match (layout.arrangement, layout.planes) {
-            (Arrangement::BlockFirst, _) => Strides { block: layout.block_bytes().into(), layer, plane },
-            (Arrangement::LayerFirst, Planes::Together) => {
-                Strides { block: layer, layer: layer * blocks, plane }
-            }
-            (Arrangement::LayerFirst, Planes::Apart) => {
-                Strides { block: plane, layer: layer * blocks, plane: plane * blocks }
-            }
-        }
+        self.geometry().bytes
     }
 
     /// Where the byte `offset` of `block` lies in the pool, or `None` outside it. O(1).
     pub fn locate(&self, block: BlockId, offset: u32) -> Option<u64> {
-        let layout = &self.layout;
-        if block.0 >= self.blocks || offset >= layout.block_bytes() {
-            return None;
-        }
-        let (layer_bytes, plane_bytes) = (layout.layer_block_bytes(), layout.plane_block_bytes());
-        let (layer, within) = (u64::from(offset / layer_bytes), offset % layer_bytes);
-        let (plane, rest) = (u64::from(within / plane_bytes), u64::from(within % plane_bytes));
-        let strides = self.strides();
-        Some(u64::from(block.0) * strides.block + layer * strides.layer + plane * strides.plane + rest)
+        self.geometry().locate(block, offset)
     }
 
     /// The block and the offset in it of a byte of the pool, or `None` past its end: the inverse of
     /// [`PoolShape::locate`]. O(1).
     pub fn block_at(&self, place: u64) -> Option<(BlockId, u32)> {
-        if place >= self.bytes() {
-            return None;
-        }
-        let layout = &self.layout;
-        let strides = self.strides();
-        let layer_bytes = u64::from(layout.layer_block_bytes());
-        let (block, offset) = match (layout.arrangement, layout.planes) {
-            (Arrangement::BlockFirst, _) => (place / strides.block, place % strides.block),
-            (Arrangement::LayerFirst, Planes::Together) => {
-                let (layer, within) = (place / strides.layer, place % strides.layer);
-                (within / strides.block, layer * layer_bytes + within % strides.block)
-            }
-            (Arrangement::LayerFirst, Planes::Apart) => {
-                let (layer, within) = (place / strides.layer, place % strides.layer);
-                let (plane, within) = (within / strides.plane, within % strides.plane);
-                // From one block of a plane to the next there is a plane of a block.
-                let first = layer * layer_bytes + plane * strides.block;
-                (within / strides.block, first + within % strides.block)
-            }
-        };
-        Some((BlockId(block as u32), offset as u32))
+        self.geometry().block_at(place)
     }
 }

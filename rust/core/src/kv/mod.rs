@@ -2,6 +2,7 @@
 
 mod bounds;
 mod cut;
+mod geometry;
 pub mod layout;
 mod mismatch;
 mod plan;

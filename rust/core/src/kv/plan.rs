@@ -8,6 +8,7 @@ use std::fmt;
 use std::ops::Range;
 
 use super::cut::{Cut, Half, Order};
+use super::geometry::Geometry;
 use super::ranks::heads_sent;
 use super::runs::{KvRange, Runs, Spot};
 use super::{Arrangement, BlockId, KvLayout, LayoutError, Mismatch, PoolShape};
@@ -155,54 +156,36 @@ impl TransferPlan {
         self.ranges.is_empty()
     }
 
-    /// The ranges of all layers, block by block as the destination's memory has them: those of [`TransferPlan::layer`] one after
-    /// the other where a pool has its layers apart, and merged where both have those of a block together.
-    /// O(layers x ranges), and O(ranges) where whole blocks move.
+    /// The ranges of all layers, block by block as the destination's memory has them: those of [`TransferPlan::layer`]
+    /// one after the other where a pool has its layers apart, and merged where both have those of a block together.
+    /// O(layers x ranges).
     pub fn whole(&self) -> Vec<KvRange> {
-        let mut runs = Runs::new(&self.source, &self.destination);
-        if self.destination.layout.arrangement == Arrangement::LayerFirst {
-            for layer in 0..self.layers() {
-                self.push_layer(&mut runs, &self.ranges, layer);
+        let (source, destination) = (self.source.geometry(), self.destination.geometry());
+        let spot = |pool: &Geometry, block, offset| {
+            pool.locate(block, offset).map(|place| Spot { block, offset, place })
+        };
+        let firsts: Vec<(Spot, Spot, u32)> = self
+            .ranges
+            .iter()
+            .filter_map(|range| {
+                let from = spot(&source, range.from, range.from_offset)?;
+                Some((from, spot(&destination, range.to, range.to_offset)?, range.bytes))
+            })
+            .collect();
+        let mut runs = Runs::new(&source, &destination);
+        let mut push_layer = |ranges: &[(Spot, Spot, u32)], layer| {
+            for &(from, to, bytes) in ranges {
+                runs.push(from.in_layer(&source, layer), to.in_layer(&destination, layer), bytes.into());
             }
-            return runs.finish();
-        }
-        for block in self.ranges.chunk_by(|one, other| one.to == other.to) {
-            if let [range] = block
-                && self.is_whole(range)
-            {
-                self.push(&mut runs, *range, u64::from(range.bytes) * u64::from(self.layers()));
-            } else {
-                for layer in 0..self.layers() {
-                    self.push_layer(&mut runs, block, layer);
-                }
+        };
+        if self.destination.layout.arrangement == Arrangement::LayerFirst {
+            (0..self.layers()).for_each(|layer| push_layer(&firsts, layer));
+        } else {
+            for block in firsts.chunk_by(|one, other| one.1.block == other.1.block) {
+                (0..self.layers()).for_each(|layer| push_layer(block, layer));
             }
         }
         runs.finish()
-    }
-
-    /// Whether a range of layer 0 goes on into the other layers on both sides.
-    fn is_whole(&self, range: &KvRange) -> bool {
-        [&self.source, &self.destination].into_iter().all(|pool| {
-            let layout = &pool.layout;
-            layout.arrangement == Arrangement::BlockFirst && range.bytes == layout.layer_block_bytes()
-        })
-    }
-
-    fn push_layer(&self, runs: &mut Runs<'_>, ranges: &[KvRange], layer: u16) {
-        for &range in ranges {
-            self.push(runs, self.in_layer(range, layer), range.bytes.into());
-        }
-    }
-
-    fn push(&self, runs: &mut Runs<'_>, range: KvRange, bytes: u64) {
-        let spot = |pool: &PoolShape, block, offset| {
-            pool.locate(block, offset).map(|place| Spot { block, offset, place })
-        };
-        let from = spot(&self.source, range.from, range.from_offset);
-        let to = spot(&self.destination, range.to, range.to_offset);
-        if let (Some(from), Some(to)) = (from, to) {
-            runs.push(from, to, bytes);
-        }
     }
 }
 
@@ -237,22 +220,21 @@ pub fn plan_transfer(
     let written = needed(destination, destination_table, Side::Destination, &positions)?;
     let order = Order::of(&destination_table[written.clone()])?;
     let heads = heads_sent(&source.layout, &destination.layout);
-    let tokens = positions.len() as u64;
-    let row_bytes = source.layout.row_bytes();
-    let mut runs = Runs::new(source, destination);
+    let (row_bytes, planes) = (source.layout.row_bytes(), source.layout.plane_count());
+    let layer_bytes = positions.len() as u64 * heads.len() as u64 * u64::from(row_bytes) * u64::from(planes);
+    let (source_geometry, destination_geometry) = (source.geometry(), destination.geometry());
+    let mut runs = Runs::new(&source_geometry, &destination_geometry);
     if !heads.is_empty() {
         let cut = Cut {
             from: Half::new(source, source_table, heads.start),
             to: Half::new(destination, destination_table, heads.start),
             row_bytes,
             heads: heads.len() as u32,
-            planes: source.layout.plane_count(),
+            planes,
             positions,
         };
-        cut.all(&mut runs, &order, written.start)?;
+        cut.all(&mut runs, &order, written.start as u32)?;
     }
-    let layer_bytes =
-        tokens * heads.len() as u64 * u64::from(row_bytes) * u64::from(source.layout.plane_count());
     Ok(TransferPlan { source: *source, destination: *destination, ranges: runs.finish(), layer_bytes })
 }
 

@@ -1,9 +1,13 @@
 //! Ranges, and how those that touch on both sides become one.
 
-use super::{BlockId, PoolShape};
+use super::geometry::Geometry;
+use super::{BlockId, PlanError};
 
 /// Bytes of the longest range of a plan.
 pub const RANGE_BYTES_MAX: u32 = 1 << 30;
+
+/// Ranges of the largest plan, a layer: a million tokens of eight heads that all must be turned.
+const RANGES_MAX: u32 = 1 << 24;
 
 /// Bytes that are contiguous on both sides: they begin at an offset of a block (numbered as in [`super::layout`]) and
 /// run on in memory, into the next block where they are longer than what is left of the first.
@@ -31,8 +35,18 @@ pub(super) struct Spot {
 }
 
 impl Spot {
+    /// So many bytes further in the same plane of the same block.
     pub(super) fn after(self, bytes: u32) -> Self {
         Self { offset: self.offset + bytes, place: self.place + u64::from(bytes), ..self }
+    }
+
+    /// The same byte of another layer, where this is one of the first.
+    pub(super) fn in_layer(self, pool: &Geometry, layer: u16) -> Self {
+        Self {
+            offset: self.offset + u32::from(layer) * pool.layer_bytes,
+            place: self.place + u64::from(layer) * pool.to_layer,
+            ..self
+        }
     }
 }
 
@@ -47,20 +61,25 @@ struct Run {
 /// Collects ranges. What comes in the order of the destination's memory merges as far as anything can.
 #[derive(Debug)]
 pub(super) struct Runs<'a> {
-    source: &'a PoolShape,
-    destination: &'a PoolShape,
+    source: &'a Geometry,
+    destination: &'a Geometry,
     open: Option<Run>,
     ranges: Vec<KvRange>,
 }
 
 impl<'a> Runs<'a> {
-    pub(super) fn new(source: &'a PoolShape, destination: &'a PoolShape) -> Self {
+    pub(super) fn new(source: &'a Geometry, destination: &'a Geometry) -> Self {
         Self { source, destination, open: None, ranges: Vec::new() }
     }
 
-    /// Ranges so far, the last one left out.
-    pub(super) fn closed(&self) -> usize {
-        self.ranges.len()
+    /// Whether a layer may have as many as there are by now.
+    pub(super) fn check(&self) -> Result<(), PlanError> {
+        // One more is open.
+        if self.ranges.len() < RANGES_MAX as usize {
+            Ok(())
+        } else {
+            Err(PlanError::TooManyRanges { limit: RANGES_MAX })
+        }
     }
 
     /// Adds bytes that are contiguous on both sides.
@@ -78,7 +97,7 @@ impl<'a> Runs<'a> {
     /// Cuts the open run into ranges.
     fn close(&mut self) {
         let Some(run) = self.open.take() else { return };
-        let at = |pool: &PoolShape, start: Spot, done: u64| {
+        let at = |pool: &Geometry, start: Spot, done: u64| {
             if done == 0 { Some((start.block, start.offset)) } else { pool.block_at(start.place + done) }
         };
         let mut done = 0;

@@ -288,14 +288,18 @@ pub(crate) fn check(sources: &[Rank], destinations: &[Rank], positions: &Range<u
                     layer_ranges.iter().map(|range| u64::from(range.bytes)).sum::<u64>(),
                     plan.layer_bytes()
                 );
-                layer_ranges.iter().for_each(|range| by_layer.copy(range, from, memory, to));
+                for range in &layer_ranges {
+                    by_layer.copy(range, from, memory, to);
+                }
                 assert_merged(&layer_ranges, from, to);
                 assert_admitted(&layer_ranges, Some(layer), to, positions);
                 bytes += plan.layer_bytes();
                 ranges += if layer == 0 { layer_ranges.len() } else { 0 };
             }
             let whole = plan.whole();
-            whole.iter().for_each(|range| at_once.copy(range, from, memory, to));
+            for range in &whole {
+                at_once.copy(range, from, memory, to);
+            }
             assert_merged(&whole, from, to);
             assert_admitted(&whole, None, to, positions);
             assert_eq!(plan.bytes(), bytes);

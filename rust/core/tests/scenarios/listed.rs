@@ -13,8 +13,9 @@ const IDS: [(char, &[u32]); 5] = [
 ];
 
 /// Files whose every test is named after a row.
-const FILES: [&str; 4] = [
+const FILES: [&str; 5] = [
     "rust/core/tests/scenarios/blocks.rs",
+    "rust/core/tests/scenarios/layouts.rs",
     "rust/core/tests/scenarios/scheduler.rs",
     "rust/core/tests/scenarios/transfer.rs",
     "rust/sim/tests/scenarios.rs",

@@ -4,8 +4,11 @@
 
 #[path = "../kit/mod.rs"]
 mod kit;
+#[path = "../kv_kit/mod.rs"]
+mod kv_kit;
 
 mod blocks;
+mod layouts;
 mod listed;
 mod scheduler;
 mod site;

@@ -1,0 +1,201 @@
+//! Small pools, and a link within the process.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use splitcore_core::id::RequestId;
+use splitcore_core::kv::{
+    Arrangement, BlockId, Dtype, KvLayout, KvRange, Planes, PoolShape, Shard, TokenOrder, Values,
+};
+
+use crate::error::TransferError;
+use crate::handshake::Incarnation;
+use crate::landing::{Landing, Writer};
+use crate::ledger::{Copy, Ledger};
+use crate::pool::Pool;
+use crate::transfer::{Completion, Grant, Link, PeerState, TransferKey};
+use crate::word::{Generation, LayerSeal};
+
+/// The receiver's name, and the sender's.
+pub(super) const HERE: Incarnation = Incarnation(1);
+pub(super) const THERE: Incarnation = Incarnation(2);
+
+/// Blocks of 2 layers or more with 32 bytes in each.
+pub(super) fn shape(layers: u16, blocks: u32) -> PoolShape {
+    let layout = KvLayout {
+        layers,
+        values: Values::Heads { heads: 1, head_dim: 4 },
+        dtype: Dtype::F16,
+        block_tokens: 2,
+        order: TokenOrder::Nhd,
+        planes: Planes::Together,
+        arrangement: Arrangement::LayerFirst,
+        shard: Shard::WHOLE,
+    };
+    PoolShape { layout, blocks }
+}
+
+pub(super) fn pool(layers: u16, blocks: u32) -> Arc<Pool> {
+    Arc::new(Pool::shared(shape(layers, blocks)).unwrap())
+}
+
+pub(super) fn landing(layers: u16, blocks: u32, slots: u32) -> Landing {
+    Landing::new(pool(layers, blocks), HERE, slots).unwrap()
+}
+
+pub(super) fn blocks(numbers: impl IntoIterator<Item = u32>) -> Vec<BlockId> {
+    numbers.into_iter().map(BlockId).collect()
+}
+
+pub(super) fn key(request: u64, slot: u32, generation: u32) -> TransferKey {
+    TransferKey { request: RequestId(request), slot, generation: Generation::new(generation).unwrap() }
+}
+
+pub(super) fn seal(bytes: u64) -> LayerSeal {
+    LayerSeal { tokens: 2, bytes, crc32c: None }
+}
+
+/// The bytes of a whole block in a layer.
+pub(super) fn whole(shape: &PoolShape, layer: u16, from: BlockId, to: BlockId) -> KvRange {
+    let bytes = shape.layout.layer_block_bytes();
+    let offset = u32::from(layer) * bytes;
+    KvRange { from, from_offset: offset, to, to_offset: offset, bytes }
+}
+
+/// Reads or writes bytes of a pool. Tests do so only where nobody else does.
+pub(super) fn bytes(pool: &Pool, layer: u16, block: BlockId) -> &mut [u8] {
+    let size = pool.shape().layout.layer_block_bytes();
+    let place = pool.shape().locate(block, u32::from(layer) * size).unwrap();
+    // SAFETY: the place is in the pool, and the caller is the only one who touches this block.
+    unsafe {
+        std::slice::from_raw_parts_mut(pool.host_base().unwrap().as_ptr().add(place as usize), size as usize)
+    }
+}
+
+/// A writer of which only its being there counts.
+pub(super) struct Stranger {
+    pub(super) writes_here: bool,
+    pub(super) stopped: Mutex<Vec<TransferKey>>,
+}
+
+impl Stranger {
+    pub(super) fn new(writes_here: bool) -> Arc<Self> {
+        Arc::new(Self { writes_here, stopped: Mutex::default() })
+    }
+}
+
+impl Writer for Stranger {
+    fn writes_here(&self) -> bool {
+        self.writes_here
+    }
+
+    fn stop(&self, key: TransferKey) {
+        self.stopped.lock().unwrap().push(key);
+    }
+
+    fn close(&self) {}
+}
+
+/// A link that copies into a landing of the same process.
+pub(super) struct Local {
+    ledger: Ledger,
+    landing: Landing,
+    me: Incarnation,
+    /// One put or publication at a time, as their books and their bytes go together.
+    calls: Mutex<()>,
+}
+
+struct Remote(Arc<Local>);
+
+impl Writer for Remote {
+    fn writes_here(&self) -> bool {
+        true
+    }
+
+    fn stop(&self, key: TransferKey) {
+        self.0.ledger.end(Completion::Fenced(key));
+    }
+
+    fn close(&self) {
+        self.0.ledger.lose(|key| TransferError::PeerLost { key, peer: self.0.landing.owner() });
+    }
+}
+
+impl Local {
+    pub(super) fn join(source: Arc<Pool>, landing: &Landing, me: Incarnation) -> Arc<Self> {
+        let ledger = Ledger::new(source, *landing.pool().shape(), landing.owner());
+        let link = Arc::new(Self { ledger, landing: landing.clone(), me, calls: Mutex::default() });
+        landing.joined(me, Arc::new(Remote(link.clone()))).unwrap();
+        link
+    }
+
+    fn copy(
+        &self,
+        key: TransferKey,
+        layer: u16,
+        ranges: &[KvRange],
+        copies: &[Copy],
+    ) -> Result<(), TransferError> {
+        let writing = self.landing.writing(self.me, key)?;
+        for (range, copy) in ranges.iter().zip(copies) {
+            let place = writing.admit(layer, range.to, range.to_offset, range.bytes)?;
+            assert_eq!(place.start, copy.to, "both sides find the same place");
+            let from = self.ledger.pool().host_base().unwrap().as_ptr();
+            let to = self.landing.pool().host_base().unwrap().as_ptr();
+            // SAFETY: both places were admitted by their pools, which are apart; the hold keeps others away.
+            unsafe {
+                from.add(copy.from as usize)
+                    .copy_to_nonoverlapping(to.add(copy.to as usize), copy.bytes as usize);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Link for Local {
+    fn begin(&self, grant: &Grant) -> Result<(), TransferError> {
+        self.ledger.begin(grant)
+    }
+
+    fn put(&self, key: TransferKey, layer: u16, ranges: &[KvRange]) -> Result<(), TransferError> {
+        let _one = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
+        let copies = self.ledger.put(key, layer, ranges)?;
+        self.copy(key, layer, ranges, &copies).inspect_err(|_| {
+            self.ledger.end(Completion::Fenced(key));
+        })
+    }
+
+    fn publish(&self, key: TransferKey, layer: u16, tokens: u32) -> Result<(), TransferError> {
+        let _one = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
+        let sealed = self.ledger.publish(key, layer)?;
+        let seal = LayerSeal { tokens, bytes: sealed.bytes, crc32c: None };
+        self.landing.publish(self.me, key, layer, seal).inspect_err(|_| {
+            self.ledger.end(Completion::Fenced(key));
+        })?;
+        if sealed.last {
+            self.ledger.end(Completion::LocalDone(key));
+        }
+        Ok(())
+    }
+
+    fn stop(&self, key: TransferKey) {
+        let _one = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
+        self.ledger.end(Completion::Fenced(key));
+    }
+
+    fn poll(&self, ended: &mut Vec<Completion>) {
+        self.ledger.poll(ended);
+    }
+
+    fn wait(&self, within: Duration) -> bool {
+        self.ledger.wait(within)
+    }
+
+    fn peer(&self) -> PeerState {
+        self.ledger.peer()
+    }
+
+    fn remote(&self) -> &PoolShape {
+        self.ledger.remote()
+    }
+}
