@@ -25,6 +25,15 @@ INNER = {
     "provision": "`plan`",
     "published_pools": "looked up by `splitcore.reproduce`",
     "slo_set": "read for `slo`",
+    **dict.fromkeys(
+        ("Arrival", "Completion", "Grant", "KvLayout", "LayerSeal", "TransferKey", "TransferPlan", "new_incarnation"),
+        "`splitcore.transfer`",
+    ),
+    **dict.fromkeys(("plan_transfer", "senders"), "`splitcore.transfer`"),
+    **dict.fromkeys(
+        ("Books", "Link", "Pool", "Receiver", "WriterStops", "choose_backend", "connect"),
+        "wrapped by `splitcore.transfer`",
+    ),
 }
 
 PYCLASS = re.compile(r"#\[(?:pyo3::)?pyclass(?:\((?P<options>[^\]]*)\))?\]")

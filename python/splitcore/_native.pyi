@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
-from typing import Any, Literal, Self, final
+from typing import Any, ClassVar, Literal, Self, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,19 +11,29 @@ from splitcore.plan_schema import Capacity, Interval, Plan, Price, Probe, SloSet
 from splitcore.schema import CostTable, Summary, SwarmSummary
 
 __all__ = [
+    "Arrival",
+    "Books",
     "Cache",
     "Cluster",
+    "Completion",
     "ConfigError",
     "DuplicateMachineError",
     "DuplicateRequestError",
     "EventError",
+    "Grant",
     "Handled",
+    "HandshakeError",
     "InputError",
+    "KvLayout",
+    "LayerSeal",
     "Leg",
+    "Link",
     "Machine",
     "PlacedMany",
     "Placement",
     "Polled",
+    "Pool",
+    "Receiver",
     "Recovery",
     "RejectedError",
     "Report",
@@ -31,18 +41,27 @@ __all__ = [
     "SimulationStuckError",
     "Snapshot",
     "SplitcoreError",
+    "TransferError",
+    "TransferKey",
+    "TransferPlan",
     "UnknownIdError",
     "Why",
+    "WriterStops",
     "capacity",
+    "choose_backend",
+    "connect",
     "design_presets",
     "judge",
     "machine_price",
     "machine_types",
     "mean_interval",
+    "new_incarnation",
     "placement",
+    "plan_transfer",
     "profile_fit",
     "provision",
     "published_pools",
+    "senders",
     "simulate",
     "slo_set",
     "swarm",
@@ -1082,3 +1101,476 @@ def machine_price(machine: str, prices: str, machine_types: Sequence[Mapping[str
     Raises:
         ConfigError: If there is no such machine or table, or its price is not known.
     """
+
+class TransferError(SplitcoreError):
+    """KV cannot be moved, or was not; a transfer, or one call of it."""
+
+    kind: str
+    """What happened, in a word.
+
+    ``"timeout"``, ``"stopped"``, ``"peer-lost"``, ``"stalled"``, ``"unknown"``, ``"no-such-layer"``, ``"published"``,
+    ``"refused"``, ``"overlap"``, ``"outside-source"``, ``"incomplete"``, ``"corrupt"``, ``"not-fenced"``,
+    ``"no-slot"``, ``"busy"``, ``"protocol"``, ``"io"``, ``"device"``, ``"memory"`` or ``"closed"``.
+    """
+    key: TransferKey | None
+    """Of which transfer."""
+    layer: int | None
+    """At which layer."""
+
+class HandshakeError(SplitcoreError):
+    """A sender and a receiver do not come together."""
+
+    kind: str
+    """``"mismatch"``, ``"no-backend"``, ``"refused"``, ``"malformed"``, ``"timeout"`` or ``"io"``."""
+    field: str | None
+    """What does not agree."""
+
+@final
+class KvLayout:
+    """How one tensor-parallel rank of a machine lays out KV; a value."""
+
+    def __new__(
+        cls,
+        *,
+        layers: int,
+        heads: int | None = None,
+        head_dim: int | None = None,
+        block_tokens: int,
+        dtype: str = "f32",
+        latent_dim: int | None = None,
+        order: str = "HND",
+        planes: str = "together",
+        arrangement: str = "layer_first",
+        tp_rank: int | None = None,
+        tp_size: int | None = None,
+    ) -> Self:
+        """Describe a layout.
+
+        Args:
+            layers: Layers of the model.
+            heads: KV heads of the whole model, not of this rank.
+            head_dim: Elements of one head.
+            block_tokens: Tokens of a block.
+            dtype: ``"f32"``, ``"f16"``, ``"bf16"``, ``"f8e4m3"``, ``"f8e5m2"`` or ``"i8"``.
+            latent_dim: Elements of the one vector of latent attention, instead of heads and head_dim.
+            order: ``"HND"`` has the tokens of a head together, ``"NHD"`` the heads of a token.
+            planes: ``"together"`` has V in the block after K, ``"apart"`` in a plane of its own.
+            arrangement: ``"layer_first"`` or ``"block_first"``: what varies slower in memory.
+            tp_rank: Which rank, from 0; 0 by default.
+            tp_size: Of how many; 1 by default.
+
+        Raises:
+            ConfigError: If no pool can have it.
+        """
+    @property
+    def layers(self) -> int:
+        """Layers of the model."""
+    @property
+    def heads(self) -> int | None:
+        """KV heads of the model; None for latent attention."""
+    @property
+    def head_dim(self) -> int | None:
+        """Elements of one head; None for latent attention."""
+    @property
+    def latent_dim(self) -> int | None:
+        """Elements of the vector of latent attention; None for heads."""
+    @property
+    def block_tokens(self) -> int:
+        """Tokens of a block."""
+    @property
+    def dtype(self) -> str:
+        """The element's type."""
+    @property
+    def dtype_bytes(self) -> int:
+        """Bytes of an element."""
+    @property
+    def order(self) -> str:
+        """The order within a block."""
+    @property
+    def planes(self) -> str:
+        """Where V lies."""
+    @property
+    def arrangement(self) -> str:
+        """What varies slower."""
+    @property
+    def tp_rank(self) -> int:
+        """Which rank."""
+    @property
+    def tp_size(self) -> int:
+        """Of how many."""
+    @property
+    def heads_here(self) -> tuple[int, int]:
+        """The first head of this rank, and how many it has."""
+    @property
+    def plane_count(self) -> int:
+        """2 for K and V, 1 for latent attention."""
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one head of one token, K or V."""
+    @property
+    def layer_block_bytes(self) -> int:
+        """Bytes of a block in one layer, K and V."""
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block in all layers."""
+    def blocks_for(self, tokens: int) -> int:
+        """Count the blocks that so many tokens take."""
+    def __eq__(self, other: object, /) -> bool: ...
+    def __hash__(self) -> int: ...
+    def __getnewargs_ex__(self) -> tuple[tuple[()], dict[str, Any]]: ...
+
+@final
+class TransferPlan:
+    """What one source rank copies to one destination rank."""
+
+    @property
+    def layers(self) -> int:
+        """Layers of the model."""
+    @property
+    def tokens(self) -> int:
+        """How many positions it covers."""
+    @property
+    def span(self) -> tuple[int, int]:
+        """The first position, and the one after the last."""
+    @property
+    def bytes(self) -> int:
+        """Bytes of all layers."""
+    @property
+    def layer_bytes(self) -> int:
+        """Bytes of each layer."""
+    @property
+    def is_empty(self) -> bool:
+        """Whether this source rank sends nothing to this destination rank."""
+    def ranges(self, layer: int) -> NDArray[np.uint32]:
+        """Give the ranges of a layer, an array ``(n, 5)``: block and offset there, block and offset here, bytes.
+
+        The first two columns are the source's, the next two the destination's. No two ranges could be one.
+
+        Raises:
+            ConfigError: If there is no such layer.
+        """
+    def whole(self) -> NDArray[np.uint32]:
+        """Give the ranges of all layers, merged where layers are contiguous on both sides."""
+    def __eq__(self, other: object, /) -> bool: ...
+    __hash__: ClassVar[None]  # type: ignore[assignment]
+
+def plan_transfer(
+    *,
+    source: KvLayout,
+    source_blocks: int,
+    source_table: Sequence[int] | NDArray[np.uint32],
+    dest: KvLayout,
+    dest_blocks: int,
+    dest_table: Sequence[int] | NDArray[np.uint32],
+    tokens: int | tuple[int, int],
+) -> TransferPlan:
+    """Plan what the rank of `source` copies to the rank of `dest`.
+
+    Args:
+        source: The source's layout.
+        source_blocks: Blocks of its pool.
+        source_table: Its blocks of the request, in position order from position 0.
+        dest: The destination's layout.
+        dest_blocks: Blocks of its pool.
+        dest_table: Its blocks of the request, in position order from position 0.
+        tokens: How many positions, or the first and the one after the last.
+
+    Raises:
+        ConfigError: If the layouts are of different models, a table is too short, names a block that is not there or
+            (the destination's) one twice, or there is nothing to copy.
+    """
+
+def senders(source: KvLayout, dest: KvLayout) -> list[int]:
+    """List the source ranks that send anything to the rank of `dest`; `source` may be any rank's.
+
+    Raises:
+        ConfigError: If the layouts are of different models.
+    """
+
+def new_incarnation() -> int:
+    """Draw a number, in 1 to 2^63 - 1, for one life of a sender or receiver."""
+
+def choose_backend(pool: Pool, endpoint: str, *, nixl: bool = False, backend: str | None = None) -> str:
+    """Choose what carries bytes from a pool to a receiver.
+
+    Raises:
+        HandshakeError: If nothing does, or not the one that is forced.
+    """
+
+@final
+class Pool:
+    """Registered memory of KV blocks; `splitcore.transfer.KvPool` makes arrays and tensors of it."""
+
+    @staticmethod
+    def shared(layout: KvLayout, blocks: int) -> Pool:
+        """Make memory that processes of this host can share, zeroed and touched."""
+    @staticmethod
+    def borrowed(layout: KvLayout, blocks: int, buffer: object) -> Pool:
+        """Use writable contiguous memory of an object with the buffer protocol, and hold it."""
+    @property
+    def layout(self) -> KvLayout:
+        """How KV lies in it."""
+    @property
+    def blocks(self) -> int:
+        """How many blocks it has."""
+    @property
+    def bytes(self) -> int:
+        """Its bytes."""
+    @property
+    def address(self) -> int | None:
+        """Where it begins in this process, or None on a device."""
+    @property
+    def is_shared(self) -> bool:
+        """Whether other processes of this host can map it."""
+    @property
+    def axes(self) -> tuple[list[int], list[int]]:
+        """Length, and stride in bytes, of ``[layer][block][K, V][head][token][element]``."""
+    def array(self) -> NDArray[np.uint8]:
+        """Give every byte as a writable array over the pool's memory."""
+
+@final
+class TransferKey:
+    """Names one transfer; a value."""
+
+    def __new__(cls, request: int, slot: int, generation: int) -> Self:
+        """Name the use `generation` of a receiver's slot."""
+    @property
+    def request(self) -> int:
+        """The request's id; it is only carried."""
+    @property
+    def slot(self) -> int:
+        """The receiver's slot."""
+    @property
+    def generation(self) -> int:
+        """Which use of the slot, in 1 to 2^31 - 1."""
+    def __eq__(self, other: object, /) -> bool: ...
+    def __hash__(self) -> int: ...
+    def __getnewargs__(self) -> tuple[int, int, int]: ...
+
+@final
+class Grant:
+    """A receiver's leave to write; plain data for the sender."""
+
+    @staticmethod
+    def from_json(text: str) -> Grant:
+        """Read what `to_json` wrote.
+
+        Raises:
+            ConfigError: If it is no grant.
+        """
+    def to_json(self) -> str:
+        """Write it as JSON."""
+    @property
+    def key(self) -> TransferKey:
+        """The transfer."""
+    @property
+    def receiver(self) -> int:
+        """The receiver's incarnation."""
+    @property
+    def blocks(self) -> NDArray[np.uint32]:
+        """The receiver's blocks, in position order."""
+    @property
+    def layer_bytes(self) -> int:
+        """Bytes that the sender puts in each layer."""
+    def __eq__(self, other: object, /) -> bool: ...
+    __hash__: ClassVar[None]  # type: ignore[assignment]
+
+@final
+class LayerSeal:
+    """What a finished layer says of itself."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens whose KV it holds."""
+    @property
+    def bytes(self) -> int:
+        """Bytes written for it."""
+    @property
+    def crc32c(self) -> int | None:
+        """The checksum over them, where the backend checks."""
+    def __eq__(self, other: object, /) -> bool: ...
+    __hash__: ClassVar[None]  # type: ignore[assignment]
+
+@final
+class Arrival:
+    """What a receiving side has to tell."""
+
+    @property
+    def kind(self) -> Literal["layers", "failed", "fenced"]:
+        """What happened: layers are here, the rest will not come, or nothing is written any more."""
+    @property
+    def key(self) -> TransferKey:
+        """Of which transfer."""
+    @property
+    def layers(self) -> int | None:
+        """How many layers are here, from layer 0 without a gap."""
+    @property
+    def of(self) -> int | None:
+        """Of how many."""
+    @property
+    def error(self) -> TransferError | None:
+        """Why it failed."""
+
+@final
+class Completion:
+    """The one end of a transfer at its sender: the blocks there are not read any more."""
+
+    @property
+    def kind(self) -> Literal["local-done", "fenced", "failed"]:
+        """Every layer is published, it was stopped, or it failed."""
+    @property
+    def key(self) -> TransferKey:
+        """Of which transfer."""
+    @property
+    def error(self) -> TransferError | None:
+        """Why it failed."""
+
+@final
+class Receiver:
+    """The native receiving half; use `splitcore.transfer.Receiver`."""
+
+    def __new__(
+        cls,
+        pool: Pool,
+        *,
+        model: str,
+        incarnation: int | None = None,
+        slots: int | None = None,
+        folder: str | PathLike[str] | None = None,
+        local: bool = True,
+        tcp: str | None = None,
+        handshake_within_s: float = 5.0,
+        connections_max: int | None = None,
+        stall_limit_s: float = 10.0,
+    ) -> Self:
+        """Listen for senders."""
+    @property
+    def endpoint(self) -> str:
+        """How it is reached, as JSON."""
+    @property
+    def incarnation(self) -> int:
+        """This life of it."""
+    @property
+    def in_use(self) -> int:
+        """Slots that are not free."""
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` has been called."""
+    def open(self, *, writer: int, request: int, blocks: Sequence[int] | NDArray[np.uint32], layer_bytes: int) -> Grant:
+        """Let a writer write blocks."""
+    def wait_layer(self, key: TransferKey, layer: int, timeout_s: float) -> LayerSeal:
+        """Wait for a layer."""
+    def landed(self, key: TransferKey) -> int:
+        """Count the layers that are here."""
+    def stop(self, key: TransferKey) -> None:
+        """Give a transfer up."""
+    def release(self, key: TransferKey) -> None:
+        """Free a slot."""
+    def poll(self) -> list[Arrival]:
+        """Tell what has happened."""
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for something to poll."""
+    def writer_state(self, writer: int) -> str:
+        """Say what is known of a writer."""
+    def close(self) -> None:
+        """End every connection."""
+    def greeted(self, hello: str) -> int:
+        """Check a sender's first message by NIXL, and say who it is."""
+    def joined(self, writer: int) -> WriterStops:
+        """Let a writer in that writes from outside this process."""
+    def admits(self, writer: int, key: TransferKey) -> bool:
+        """Say whether a writer may write a transfer now."""
+    def left(self, writer: int, gone: bool) -> None:
+        """Take a writer's connection for over; `gone` if it writes no more."""
+    def publish(self, writer: int, key: TransferKey, layer: int, *, tokens: int, size: int) -> None:
+        """Make a layer visible whose bytes are all here."""
+    def fenced(self, writer: int, key: TransferKey) -> None:
+        """Take a writer's word that it writes no more for a stopped transfer."""
+
+@final
+class WriterStops:
+    """What a writer outside this process is to be told."""
+
+    def take(self) -> list[TransferKey]:
+        """Give the transfers that it is to stop, since the last call."""
+    @property
+    def is_closed(self) -> bool:
+        """Whether its connection is to end."""
+
+def connect(
+    pool: Pool,
+    endpoint: str,
+    *,
+    model: str,
+    incarnation: int | None = None,
+    backend: str | None = None,
+    within_s: float = 5.0,
+    checksums: bool | None = None,
+    connections: int | None = None,
+    stall_limit_s: float = 10.0,
+) -> Link:
+    """Connect a pool to a receiver; use `splitcore.transfer.connect`."""
+
+@final
+class Link:
+    """The native writing half; use `splitcore.transfer.Sender`."""
+
+    @property
+    def incarnation(self) -> int:
+        """This life of the sender."""
+    @property
+    def backend(self) -> str:
+        """What carries the bytes."""
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` has been called."""
+    @property
+    def peer(self) -> str:
+        """What is known of the receiver."""
+    @property
+    def remote(self) -> tuple[KvLayout, int]:
+        """The receiver's layout and its blocks."""
+    def begin(self, grant: Grant) -> None:
+        """Begin a transfer."""
+    def put(self, key: TransferKey, layer: int, ranges: NDArray[np.uint32]) -> None:
+        """Send ranges of a layer."""
+    def put_plan(self, key: TransferKey, layer: int, plan: TransferPlan) -> None:
+        """Send a layer's ranges of a plan."""
+    def publish(self, key: TransferKey, layer: int, tokens: int) -> None:
+        """Make a layer visible."""
+    def stop(self, key: TransferKey) -> None:
+        """Give a transfer up."""
+    def poll(self) -> list[Completion]:
+        """Give the transfers that have ended."""
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for an end to poll."""
+    def close(self) -> None:
+        """Disconnect."""
+
+@final
+class Books:
+    """The sender's books of one connection whose bytes something in Python carries."""
+
+    def __new__(cls, pool: Pool, endpoint: str, *, model: str, incarnation: int, layout: KvLayout, blocks: int) -> Self:
+        """Open the books of a connection to a receiver with a pool of this layout."""
+    @property
+    def hello(self) -> str:
+        """The first message to the receiver, as JSON."""
+    @property
+    def remote(self) -> tuple[KvLayout, int]:
+        """The receiver's layout and its blocks."""
+    @property
+    def peer(self) -> str:
+        """What is known of the receiver."""
+    def begin(self, grant: Grant) -> None:
+        """Book the begin of a transfer."""
+    def put(self, key: TransferKey, layer: int, ranges: NDArray[np.uint32] | TransferPlan) -> NDArray[np.uint64]:
+        """Book ranges; gives rows of place in the source's pool, place in the destination's, bytes."""
+    def publish(self, key: TransferKey, layer: int) -> tuple[int, bool]:
+        """Book a layer as published: its bytes, and whether it was the last."""
+    def end(self, key: TransferKey, kind: str, reason: str | None = None) -> bool:
+        """Book the end of a transfer; says whether it was open."""
+    def lose(self) -> None:
+        """Take the receiver for gone: every open transfer fails."""
+    def poll(self) -> list[Completion]:
+        """Give the transfers that have ended."""

@@ -10,7 +10,6 @@ use crate::transfer::{PeerState, TransferKey};
 
 /// Memory that cannot be had, or is not what it should be.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
 pub enum MemoryError {
     /// Nothing was asked for.
     #[error("a pool of 0 bytes; at least one block is needed")]
@@ -49,7 +48,6 @@ pub enum MemoryError {
 
 /// Two sides that cannot work together, or a peer that says nothing sensible.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
 pub enum HandshakeError {
     /// A field that must agree does not.
     #[error("{field}: {ours} here, {theirs} there")]
@@ -88,7 +86,6 @@ pub enum HandshakeError {
 
 /// Why a transfer, or one call of it, failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
 pub enum TransferError {
     /// A layer did not come in time.
     #[error("{key}, layer {layer}: nothing within {waited:?}, peer {peer}")]

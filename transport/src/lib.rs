@@ -38,6 +38,7 @@ mod ledger;
 mod local;
 mod memory;
 mod outcomes;
+pub mod outside;
 mod pool;
 mod receiver;
 pub mod ring;

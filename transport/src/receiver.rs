@@ -182,6 +182,11 @@ impl Receiver {
         &self.endpoint
     }
 
+    /// How it listens.
+    pub fn options(&self) -> &ListenOptions {
+        &self.serving.options
+    }
+
     /// What has come.
     pub fn landing(&self) -> &Landing {
         &self.serving.landing

@@ -34,6 +34,9 @@ create_exception!(
     "Events go on but no request ends."
 );
 
+create_exception!(splitcore._native, TransferError, SplitcoreError, "KV cannot be moved, or was not.");
+create_exception!(splitcore._native, HandshakeError, SplitcoreError, "A sender and a receiver do not fit.");
+
 /// Why a call could not be answered. Told apart inside the lock, made an exception outside of it.
 #[derive(Debug)]
 pub(crate) enum Fault {
@@ -98,24 +101,24 @@ impl Fault {
 }
 
 /// Attributes of an exception to be.
-struct Fields<'py> {
+pub(crate) struct Fields<'py> {
     py: Python<'py>,
     named: Vec<(&'static str, PyResult<Py<PyAny>>)>,
 }
 
 impl<'py> Fields<'py> {
-    fn new(py: Python<'py>) -> Self {
+    pub(crate) fn new(py: Python<'py>) -> Self {
         Self { py, named: Vec::new() }
     }
 
-    fn with(mut self, name: &'static str, value: impl IntoPyObject<'py>) -> Self {
+    pub(crate) fn with(mut self, name: &'static str, value: impl IntoPyObject<'py>) -> Self {
         let value = value.into_pyobject(self.py).map_err(Into::into);
         self.named.push((name, value.map(|value| value.into_any().unbind())));
         self
     }
 
     /// The exception with its fields; a field that cannot be set is the error instead.
-    fn raise<E: PyTypeInfo>(self, text: String) -> PyErr {
+    pub(crate) fn raise<E: PyTypeInfo>(self, text: String) -> PyErr {
         let error = PyErr::from_type(self.py.get_type::<E>(), (text,));
         let value = error.value(self.py);
         for (name, field) in self.named {

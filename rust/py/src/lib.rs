@@ -15,6 +15,7 @@ mod placement;
 mod plan;
 mod simulate;
 mod swarm;
+mod transfer;
 mod watched;
 
 /// The compiled scheduler core. Import these names from `splitcore`.
@@ -24,8 +25,8 @@ mod _native {
     use crate::cluster::Cluster;
     #[pymodule_export]
     use crate::errors::{
-        ConfigError, DuplicateMachineError, DuplicateRequestError, EventError, InputError, RejectedError,
-        SimulationStuckError, SplitcoreError, UnknownIdError,
+        ConfigError, DuplicateMachineError, DuplicateRequestError, EventError, HandshakeError, InputError,
+        RejectedError, SimulationStuckError, SplitcoreError, TransferError, UnknownIdError,
     };
     #[pymodule_export]
     use crate::events::{Handled, Snapshot};
@@ -44,4 +45,9 @@ mod _native {
     use crate::simulate::{Report, profile_fit, simulate};
     #[pymodule_export]
     use crate::swarm::swarm;
+    #[pymodule_export]
+    use crate::transfer::{
+        Arrival, Books, Completion, Grant, KvLayout, LayerSeal, Link, Pool, Receiver, TransferKey,
+        TransferPlan, WriterStops, choose_backend, connect, new_incarnation, plan_transfer, senders,
+    };
 }

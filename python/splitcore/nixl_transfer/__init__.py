@@ -1,0 +1,19 @@
+"""Moves KV by NIXL's one-sided writes: RDMA between hosts, where there is any.
+
+The receiving half and the sender's books are the native ones, so checks, waits and errors are those of every backend;
+this module only carries bytes and messages. `splitcore.transfer` uses it, nobody else needs to.
+
+**Asking.** A writer that nobody has heard of yet may hold a grant that was taken back meanwhile, and its writes
+would not ask the receiver. So before its first byte it asks, once for each transfer, and the receiver says go only
+while the transfer is open. Layers that are put meanwhile wait at the sender.
+
+**Fencing.** A stopped transfer's blocks are safe when its writer has answered that its writes are over, or is seen
+dead (on one host), or when the receiver is closed, which deregisters the memory. A peer that is only unreachable proves
+nothing: the blocks stay quarantined.
+"""
+
+from splitcore.nixl_transfer.agent import available
+from splitcore.nixl_transfer.link import NixlLink
+from splitcore.nixl_transfer.receiver import NixlReceiver
+
+__all__ = ["NixlLink", "NixlReceiver", "available"]
