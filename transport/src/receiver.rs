@@ -108,7 +108,8 @@ impl Receiver {
             backends.push(Backend::Tcp);
         }
         let host = boot_id()?;
-        let landing = Landing::new(pool.clone(), me, crate::cuda::slots_for(&pool, options.slots))?;
+        let slots = crate::cuda::slots_for(&pool, options.slots);
+        let landing = Landing::new(pool, me, slots)?;
         let serving = Arc::new(Serving {
             layers: DeviceLayers::of(&landing)?,
             landing,

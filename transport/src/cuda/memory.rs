@@ -223,7 +223,10 @@ pub struct DeviceView {
 
 impl std::fmt::Debug for DeviceView {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("DeviceView").field("pointer", &self.pointer()).field("bytes", &self.bytes).finish()
+        f.debug_struct("DeviceView")
+            .field("pointer", &self.pointer())
+            .field("bytes", &self.bytes)
+            .finish_non_exhaustive()
     }
 }
 

@@ -35,6 +35,8 @@ mod pair;
 mod symbols;
 
 #[cfg(test)]
+mod death;
+#[cfg(test)]
 mod fake;
 #[cfg(test)]
 mod tests;

@@ -106,7 +106,7 @@ impl Pair {
         arrivals_until(&self.receiver, wanted)
     }
 
-    fn holds(&self, pool: &Arc<Pool>) -> Vec<u8> {
+    fn holds(pool: &Arc<Pool>) -> Vec<u8> {
         let mut bytes = vec![0; shape().bytes() as usize];
         DeviceView::of(pool).unwrap().read(0, &mut bytes).unwrap();
         bytes
@@ -139,7 +139,7 @@ fn scattered_blocks_are_there_once_the_stream_has_waited_and_not_before() {
     pair.fill();
     let key = pair.granted(1, &[9, 3, 4]).key;
     let pairs = [(0, 9), (15, 3), (7, 4)];
-    let (source, empty) = (pair.holds(&pair.ours), vec![0; shape().bytes() as usize]);
+    let (source, empty) = (Pair::holds(&pair.ours), vec![0; shape().bytes() as usize]);
     let stream = DeviceView::of(&pair.theirs).unwrap().stream().unwrap();
     pair.hardware.freeze();
     for layer in 0..LAYERS {
@@ -147,7 +147,7 @@ fn scattered_blocks_are_there_once_the_stream_has_waited_and_not_before() {
         let layers = pair.receiver.layers().unwrap();
         assert_eq!(layers.wait_layer_on_stream(key, layer, stream.raw(), LONG).unwrap().tokens, 4);
     }
-    assert_eq!(pair.holds(&pair.theirs), empty, "the layers are published, their copies have not run");
+    assert_eq!(Pair::holds(&pair.theirs), empty, "the layers are published, their copies have not run");
     pair.hardware.thaw();
     stream.synchronize().unwrap();
     let mut expected = empty;
@@ -160,7 +160,7 @@ fn scattered_blocks_are_there_once_the_stream_has_waited_and_not_before() {
             expected[to..to + bytes].copy_from_slice(&source[from..from + bytes]);
         }
     }
-    assert_eq!(pair.holds(&pair.theirs), expected);
+    assert_eq!(Pair::holds(&pair.theirs), expected);
     pair.receiver.landing().settled(key, LONG).unwrap();
     pair.receiver.landing().release(key).unwrap();
     pair.hardware.kept_the_rules();
@@ -301,7 +301,7 @@ fn copies_wait_for_the_stream_that_makes_their_source() {
     pair.send(key, 1, &[(0, 2)]).unwrap();
     pair.hardware.thaw();
     pair.receiver.landing().settled(key, LONG).unwrap();
-    let (source, target) = (pair.holds(&pair.ours), pair.holds(&pair.theirs));
+    let (source, target) = (Pair::holds(&pair.ours), Pair::holds(&pair.theirs));
     let at = |block| place(block) as usize..(place(block) + bytes) as usize;
     assert_eq!(target[at(2)], source[at(5)]);
 }

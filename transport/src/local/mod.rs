@@ -24,6 +24,7 @@ mod serve;
 mod watch;
 
 pub(crate) use call::{Call, Sending, call};
+pub(crate) use line::Line;
 pub(crate) use message::Message;
 pub(crate) use serve::{Offered, serve};
 pub(crate) use watch::Watch;
