@@ -15,10 +15,11 @@ import counts
 import placement
 import planning
 import simulation
+import transfer
 from table import Row, Skipped, show
 
 ROOT = Path(__file__).resolve().parent.parent
-PARTS = ("placement", "simulation", "planning", "counts")
+PARTS = ("placement", "simulation", "planning", "transfer", "counts")
 
 
 def main() -> int:
@@ -42,6 +43,8 @@ def main() -> int:
             rows += simulation.measure(timings, options.repetitions, Path(folder), ROOT)
         if "planning" in parts:
             rows += planning.measure(options.repetitions)
+        if "transfer" in parts:
+            rows += transfer.measure(options.repetitions)
         show(rows)
         failed = False
         counted = {}

@@ -1631,3 +1631,14 @@ class Books:
         """Take the receiver for gone: every open transfer fails."""
     def poll(self) -> list[Completion]:
         """Give the transfers that have ended."""
+
+def bench_transfer(
+    plan: dict[str, Any],
+    backend: str,
+    child: list[str],
+    progress: Callable[[int, int], object] | None = None,
+) -> Any:
+    """Measure one transport between this process and a child; see ``splitcore.bench_transfer.measure``."""
+
+def bench_transfer_receive() -> None:
+    """Be the receiving process: answer on standard output until standard input ends."""

@@ -26,11 +26,12 @@ class OptionError(Exception):
         super().__init__(f"--{option}: expected {expected}, got {got}")
 
 
-def bandwidth(text: str | None) -> float | None:
+def bandwidth(text: str | None, option: str = "link-bandwidth") -> float | None:
     """Read ``200GiB/s``, ``25GB/s``, ``400Gbps``, ``400Gb/s`` or a plain number of bytes per second.
 
     Args:
         text: The option's value; None stays None.
+        option: Which option, for the error.
 
     Returns:
         Bytes per second.
@@ -46,7 +47,7 @@ def bandwidth(text: str | None) -> float | None:
         # A unit is of a rate and a rate has a unit: neither "200GiB" nor "200/s" says what is meant.
         if unit in _BYTES_PER_UNIT and bool(unit) == bool(per) and 0 < number < math.inf:
             return number * _BYTES_PER_UNIT[unit]
-    raise OptionError("link-bandwidth", "a rate as 200GiB/s, 25GB/s or 400Gbps, above zero", text)
+    raise OptionError(option, "a rate as 200GiB/s, 25GB/s or 400Gbps, above zero", text)
 
 
 def power(text: str | None) -> float | None:

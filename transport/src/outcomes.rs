@@ -102,20 +102,21 @@ impl<L: Clone> Outcomes<L> {
     /// What is overdue at `now`: each transfer is to be stopped once, and each link closed until
     /// [`closed`](Self::closed) is called. O(transfers under way).
     pub fn overdue(&mut self, now: Duration) -> Vec<Overdue> {
-        let mut all = Vec::new();
+        let (mut stops, mut closes) = (Vec::new(), Vec::new());
         let again = now.saturating_add(self.grace);
         for (&(receiver, ..), begun) in self.begun.iter_mut().filter(|(_, begun)| begun.due <= now) {
             if begun.stopped {
-                if all.last() != Some(&Overdue::Close(receiver)) {
-                    all.push(Overdue::Close(receiver));
-                }
+                closes.push(Overdue::Close(receiver));
             } else {
                 begun.stopped = true;
                 begun.due = again;
-                all.push(Overdue::Stop(receiver, begun.key));
+                stops.push(Overdue::Stop(receiver, begun.key));
             }
         }
-        all
+        // In order of receivers, so that those of one stand together.
+        closes.dedup();
+        stops.append(&mut closes);
+        stops
     }
 
     /// When to ask for what is overdue next.

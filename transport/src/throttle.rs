@@ -220,31 +220,28 @@ impl Shared {
             }
         }
     }
+}
 
-    /// Cuts ranges into pieces that the wire carries one after the other.
-    fn cut(&self, ranges: &[KvRange]) -> Vec<(Vec<KvRange>, u64)> {
-        let limit = self.wire.piece();
-        let (source, target) = (self.books.pool().shape(), self.books.remote());
-        let mut pieces = Vec::new();
-        let (mut piece, mut size) = (Vec::new(), 0);
-        for range in ranges {
-            let mut rest = Some(*range);
-            while let Some(range) = rest.take() {
-                let room = limit - size;
-                let (first, second) = split(source, target, range, room);
-                size += u64::from(first.bytes);
-                piece.push(first);
-                rest = second;
-                if size >= limit {
-                    pieces.push((std::mem::take(&mut piece), std::mem::take(&mut size)));
-                }
+/// Cuts ranges into pieces of `limit` bytes, which the wire carries one after the other.
+fn cut(limit: u64, source: &PoolShape, target: &PoolShape, ranges: &[KvRange]) -> Vec<(Vec<KvRange>, u64)> {
+    let mut pieces = Vec::new();
+    let (mut piece, mut size) = (Vec::new(), 0);
+    for range in ranges {
+        let mut rest = Some(*range);
+        while let Some(range) = rest.take() {
+            let (first, second) = split(source, target, range, limit - size);
+            size += u64::from(first.bytes);
+            piece.push(first);
+            rest = second;
+            if size >= limit {
+                pieces.push((std::mem::take(&mut piece), std::mem::take(&mut size)));
             }
         }
-        if !piece.is_empty() {
-            pieces.push((piece, size));
-        }
-        pieces
     }
+    if !piece.is_empty() {
+        pieces.push((piece, size));
+    }
+    pieces
 }
 
 fn name(key: TransferKey) -> (u32, u32) {
@@ -253,7 +250,7 @@ fn name(key: TransferKey) -> (u32, u32) {
 
 /// The first `most` bytes of a range, and the rest of it, which begins where it lies in memory.
 fn split(source: &PoolShape, target: &PoolShape, range: KvRange, most: u64) -> (KvRange, Option<KvRange>) {
-    if u64::from(range.bytes) <= most || most == 0 {
+    if u64::from(range.bytes) <= most {
         return (range, None);
     }
     let ahead = |shape: &PoolShape, block, offset| {
@@ -286,7 +283,8 @@ impl Link for Throttle {
         }
         shared.books.put(key, layer, ranges)?;
         let now = shared.began.elapsed();
-        for (piece, bytes) in shared.cut(ranges) {
+        let (source, target) = (shared.books.pool().shape(), shared.books.remote());
+        for (piece, bytes) in cut(shared.wire.piece(), source, target, ranges) {
             queue.push(&shared.wire, now, key, What::Put(layer, piece), bytes);
         }
         drop(queue);
@@ -351,6 +349,83 @@ impl Drop for Throttle {
         let pieces = std::mem::take(&mut self.shared.queue().pieces);
         for piece in pieces {
             self.shared.inner.stop(piece.key);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::tests::kit::{key, shape};
+    use splitcore_core::kv::{Arrangement, BlockId, Planes};
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn the_wire_is_never_faster_than_it_is_and_idles_only_when_nothing_waits(
+            calls in proptest::collection::vec((0..5_u64, 0..3_u64, 1..4000_u64), 1..60),
+            rate in 1..2000_u64,
+            stopped in proptest::option::of(0..3_u64),
+        ) {
+            let wire = Wire {
+                bytes_per_second: NonZeroU64::new(rate).ok_or(TestCaseError::fail("no rate"))?,
+                latency: Duration::ZERO,
+            };
+            let (mut queue, mut now) = (Queue::default(), Duration::ZERO);
+            for (wait, of, bytes) in calls {
+                now += Duration::from_secs(wait);
+                queue.push(&wire, now, key(of, of as u32, 1), What::Publish(0, 1), bytes);
+            }
+            if let Some(of) = stopped {
+                queue.remove(&wire, key(of, of as u32, 1));
+                prop_assert!(queue.pieces.iter().all(|piece| piece.key.slot != of as u32));
+            }
+            let mut free = Duration::ZERO;
+            while let Some(piece) = queue.pop() {
+                // Not before the one before it and not before it was asked for, and no later than that.
+                prop_assert_eq!(piece.carried, free.max(piece.queued) + wire.carries(piece.bytes));
+                free = piece.carried;
+            }
+        }
+
+        #[test]
+        fn pieces_are_the_bytes_of_the_whole_in_their_order(
+            limit in 1..200_u64,
+            first_at in 0..64_u32,
+            bytes in 1..100_u32,
+            apart in any::<bool>(),
+        ) {
+            let arranged = |arrangement, planes| {
+                let mut shape = shape(2, 8);
+                (shape.layout.arrangement, shape.layout.planes) = (arrangement, planes);
+                shape
+            };
+            let planes = if apart { Planes::Apart } else { Planes::Together };
+            let source = arranged(Arrangement::LayerFirst, planes);
+            let target = arranged(Arrangement::BlockFirst, Planes::Together);
+            let range = KvRange {
+                from: BlockId(1),
+                from_offset: first_at % 16,
+                to: BlockId(2),
+                to_offset: first_at,
+                bytes,
+            };
+            let places = |range: &KvRange| {
+                let from = source.locate(range.from, range.from_offset).unwrap();
+                let to = target.locate(range.to, range.to_offset).unwrap();
+                (0..u64::from(range.bytes)).map(move |byte| (from + byte, to + byte))
+            };
+            let ranges = [range, KvRange { to: BlockId(5), ..range }];
+            let pieces = cut(limit, &source, &target, &ranges);
+            for (piece, size) in &pieces {
+                prop_assert_eq!(*size, piece.iter().map(|range| u64::from(range.bytes)).sum::<u64>());
+                prop_assert!(*size <= limit, "{} bytes", size);
+            }
+            let cut: Vec<_> = pieces.iter().flat_map(|(piece, _)| piece).flat_map(places).collect();
+            prop_assert_eq!(cut, ranges.iter().flat_map(places).collect::<Vec<_>>());
         }
     }
 }

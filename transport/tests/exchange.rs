@@ -6,11 +6,12 @@ mod common;
 
 use std::sync::Arc;
 
-use splitcore_transport::{Arrival, Backend, Completion, Incarnation, Pool};
+use splitcore_core::kv::BlockId;
+use splitcore_transport::{Arrival, Backend, Completion, Grant, Incarnation, Pool};
 
 use common::{
     BOUND, all_blocks, connect_by, destination_shape, ends, fill, open, plan, receiver, scattered,
-    send_layer, source_shape, untouched, verify,
+    send_layer, small_shape, source_shape, untouched, verify,
 };
 
 const MIB: u64 = 1 << 20;
@@ -58,4 +59,53 @@ fn exchange(backend: Backend) {
 #[test]
 fn shm_moves_256_mib_of_scattered_blocks_and_every_byte_arrives() {
     exchange(Backend::Shm);
+}
+
+/// All are begun before the first is sent; each is one block.
+fn queued(backend: Backend) {
+    const TRANSFERS: usize = 10_000;
+    let mut state = 0x10_000;
+    let shape = small_shape(TRANSFERS as u32);
+    let pool = Arc::new(Pool::shared(shape).unwrap());
+    let receiver = receiver(shape, TRANSFERS as u32);
+    let landing = receiver.landing();
+    let me = Incarnation::random().unwrap();
+    let link = connect_by(backend, &pool, me, receiver.endpoint());
+    let from = scattered(&shape, TRANSFERS, &mut state);
+    let to = scattered(&shape, TRANSFERS, &mut state);
+    fill(&pool, &from, 11);
+    let grants: Vec<_> =
+        to.iter().zip(0..).map(|(to, request)| open(&receiver, me, request, &[*to])).collect();
+    for grant in &grants {
+        link.begin(grant).unwrap();
+    }
+    let sending = |(grant, from): (&Grant, &BlockId)| {
+        let plan = plan(&shape, &[*from], &shape, &grant.blocks);
+        for layer in 0..plan.layers() {
+            send_layer(&*link, grant.key, &plan, layer, 512).unwrap();
+        }
+    };
+    grants.iter().zip(&from).for_each(sending);
+    let keys: Vec<_> = grants.iter().map(|grant| grant.key).collect();
+    let done: Vec<_> = keys.iter().copied().map(Completion::LocalDone).collect();
+    assert!(ends(&*link, &keys) == done, "not in the order in which they were sent");
+    for layer in 0..shape.layout.layers {
+        for key in &keys {
+            landing.wait_layer(*key, layer, BOUND).unwrap();
+        }
+        verify(landing.pool(), &to, layer, 11).unwrap();
+    }
+    let mut arrivals = Vec::new();
+    landing.poll(&mut arrivals);
+    let whole = arrivals.iter().filter(|arrival| matches!(arrival, Arrival::Layers { layers: 2, of: 2, .. }));
+    assert_eq!(whole.count(), TRANSFERS);
+    for key in keys {
+        landing.release(key).unwrap();
+    }
+    assert_eq!(landing.in_use(), 0);
+}
+
+#[test]
+fn ten_thousand_queued_transfers_end_in_order_over_shm() {
+    queued(Backend::Shm);
 }

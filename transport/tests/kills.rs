@@ -155,18 +155,19 @@ fn settle(landing: &Landing, grants: &[Grant]) -> bool {
 
 fn senders_are_killed(backend: Backend) {
     let _alone = alone();
-    let before = Open::now();
+    let before = Open::once(0);
     let folder = Folder::new();
     let mib = number("SPLITCORE_KILL_MIB").unwrap_or(16);
     let receiver = receiver_in(destination_shape(mib << 20), 4, Some(folder.path().to_owned()));
-    let idle = Open::now();
+    // A thread for each of its two sockets.
+    let idle = Open::once(2);
     trials("a killed sender", |seed, mib| {
         child_sends(&receiver, job(Role::Sender, backend, seed, mib, &folder), Some(doom(seed)));
         child_sends(&receiver, job(Role::Sender, backend, mix(seed), mib, &folder), None);
-        until("the connections of this trial are closed", || Open::now() == idle);
+        idle.is_again("after a trial");
     });
     drop(receiver);
-    assert_eq!(Open::now(), before, "left open");
+    before.is_again("at the end");
 }
 
 /// This process sends to a child, which may be killed.
@@ -208,12 +209,12 @@ fn send_to(
 
 fn receivers_are_killed(backend: Backend) {
     let _alone = alone();
-    let before = Open::now();
+    let before = Open::once(0);
     let folder = Folder::new();
     trials("a killed receiver", |seed, mib| {
         child_receives(&job(Role::Receiver, backend, seed, mib, &folder), Some(doom(seed)));
         child_receives(&job(Role::Receiver, backend, mix(seed), mib, &folder), None);
-        assert_eq!(Open::now(), before, "left open");
+        before.is_again("at the end");
     });
 }
 

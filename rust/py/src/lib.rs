@@ -4,6 +4,7 @@
 #![allow(clippy::needless_pass_by_value)]
 
 mod arrays;
+mod bench_transfer;
 mod calls;
 mod clock;
 mod cluster;
@@ -21,6 +22,8 @@ mod watched;
 /// The compiled scheduler core. Import these names from `splitcore`.
 #[pyo3::pymodule]
 mod _native {
+    #[pymodule_export]
+    use crate::bench_transfer::{bench_transfer, bench_transfer_receive};
     #[pymodule_export]
     use crate::cluster::Cluster;
     #[pymodule_export]

@@ -128,7 +128,7 @@ impl Landing {
     /// Lets `writer` write `blocks`, `layer_bytes` of them in each layer, and says so in a [`Grant`] to be sent to it.
     ///
     /// # Errors
-    /// Every slot is taken; a block is not in the pool or there is none; no bytes.
+    /// Every slot is taken; a block is not in the pool or there is none; no bytes, or more than the blocks hold.
     pub fn open(
         &self,
         writer: Incarnation,
@@ -273,8 +273,10 @@ impl Landing {
     pub fn poll(&self, arrivals: &mut Vec<Arrival>) {
         let inner = &self.inner;
         inner.rings_seen.store(inner.board.rings(), Ordering::Relaxed);
+        // Taken first and given last: a slot's layers are looked at after its fence was told, so none come behind it.
+        let told = std::mem::take(&mut *lock(&inner.arrivals));
         inner.board.take_changed(|slot| arrivals.extend(inner.progress(slot)));
-        arrivals.extend(lock(&inner.arrivals).drain(..));
+        arrivals.extend(told);
     }
 
     /// Sleeps until something happens that [`poll`](Self::poll) has not seen, at most `within`; says whether it did.
@@ -290,8 +292,14 @@ impl Inner {
         if blocks.is_empty() || layer_bytes == 0 {
             return Some(RangeError::Empty);
         }
-        let outside = blocks.iter().find(|block| block.0 >= self.pool.shape().blocks);
-        outside.map(|&block| RangeError::OutsidePool { block, offset: 0, bytes: 0 })
+        let shape = self.pool.shape();
+        if let Some(&block) = blocks.iter().find(|block| block.0 >= shape.blocks) {
+            return Some(RangeError::OutsidePool { block, offset: 0, bytes: 0 });
+        }
+        let (room, block) =
+            (blocks.len() as u64 * u64::from(shape.layout.layer_block_bytes()), blocks.last()?);
+        let bytes = u32::try_from(layer_bytes).unwrap_or(u32::MAX);
+        (layer_bytes > room).then_some(RangeError::OutsidePool { block: *block, offset: 0, bytes })
     }
 
     fn place(&self, key: TransferKey) -> Result<MutexGuard<'_, Slot>, TransferError> {
@@ -396,10 +404,14 @@ impl Landing {
         if open.phase != Phase::Open {
             return Ok(());
         }
-        open.failure.clone_from(&error);
         let writer = open.writer;
         // A transfer that has landed whole is not written any more, whoever its writer is.
         let landed = inner.board.close(key.slot, key.generation) == 0 && open.settled;
+        if landed && error.is_some() {
+            // Every layer has been checked and seen; what comes after that makes none of them wrong.
+            return Ok(());
+        }
+        open.failure.clone_from(&error);
         open.phase = if landed || writers.is_fenced(writer) { Phase::Fenced } else { Phase::Stopping };
         let fenced = open.phase == Phase::Fenced;
         drop(place);

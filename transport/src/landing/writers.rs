@@ -34,6 +34,12 @@ struct Known {
     handles: Vec<Arc<dyn Writer>>,
 }
 
+impl Known {
+    fn position(&self, handle: &dyn Writer) -> Option<usize> {
+        self.handles.iter().position(|other| std::ptr::addr_eq(Arc::as_ptr(other), handle))
+    }
+}
+
 impl Writers {
     fn state(&self, writer: Incarnation) -> PeerState {
         self.known.get(&writer).map_or(PeerState::Absent, |known| known.state)
@@ -107,19 +113,31 @@ impl Landing {
 
     /// A writer's connection is over; its others are closed too. What it had not finished fails, and is fenced when
     /// `gone` says that it writes no more. Called again with `gone` when a silent one has died. O(slots).
+    ///
+    /// For news of the writer itself. What a connection's own end says is for [`left_by`](Self::left_by).
     pub fn left(&self, writer: Incarnation, gone: bool) {
+        self.leave(lock(&self.inner.writers), writer, gone);
+    }
+
+    /// As [`left`](Self::left), said by the connection that joined with `handle`: nothing, if the writer has left and
+    /// come again since. One whose connections end together may be back before the last of them is through.
+    pub fn left_by(&self, writer: Incarnation, handle: &dyn Writer, gone: bool) {
         let writers = lock(&self.inner.writers);
-        self.leave(writers, writer, gone);
+        let counts = writers.known.get(&writer).is_some_and(|known| {
+            known.state != PeerState::Connected || known.position(handle).is_some()
+        });
+        if counts {
+            self.leave(writers, writer, gone);
+        }
     }
 
     /// One of a writer's connections is over, and nothing that came by it is written any more: as
     /// [`left`](Self::left) with `gone`, but nothing if the connection was closed before, by the end of another one.
     /// One that `said_bye` takes only itself down, unless it was the last.
-    pub fn parted(&self, writer: Incarnation, handle: &Arc<dyn Writer>, said_bye: bool) {
+    pub fn parted(&self, writer: Incarnation, handle: &dyn Writer, said_bye: bool) {
         let mut writers = lock(&self.inner.writers);
         let Some(known) = writers.known.get_mut(&writer) else { return };
-        let of = |other: &Arc<dyn Writer>| std::ptr::addr_eq(Arc::as_ptr(other), Arc::as_ptr(handle));
-        let Some(at) = known.handles.iter().position(of) else { return };
+        let Some(at) = known.position(handle) else { return };
         if said_bye && known.handles.len() > 1 {
             known.handles.swap_remove(at);
             return;
@@ -129,6 +147,10 @@ impl Landing {
 
     fn leave(&self, mut writers: MutexGuard<'_, Writers>, writer: Incarnation, gone: bool) {
         let Some(known) = writers.known.get_mut(&writer) else { return };
+        // The dead do not fall silent again.
+        if known.state == PeerState::Lost && !gone {
+            return;
+        }
         known.state = if gone { PeerState::Lost } else { PeerState::Silent };
         let handles = std::mem::take(&mut known.handles);
         for slot in &self.inner.slots {

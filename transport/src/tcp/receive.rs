@@ -92,7 +92,7 @@ pub(crate) fn serve(mut stream: TcpStream, hello: &Hello, serving: &Serving) -> 
     let mut connection =
         Connection { stream, intake, handle, serving, active: true, quiet_since: Instant::now() };
     let over = if welcomed.is_ok() { connection.run() } else { Over::Broke };
-    landing.parted(writer, &as_writer, over == Over::Bye);
+    landing.parted(writer, &*as_writer, over == Over::Bye);
     if let Over::Protocol(reason) = &over {
         connection.say_why(reason);
     }

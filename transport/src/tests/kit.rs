@@ -1,5 +1,6 @@
 //! Small pools, and a link within the process.
 
+use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -17,11 +18,11 @@ use crate::transfer::{Completion, Grant, Link, PeerState, TransferKey};
 use crate::word::{Generation, LayerSeal};
 
 /// The receiver's name, and the sender's.
-pub(super) const HERE: Incarnation = Incarnation(1);
-pub(super) const THERE: Incarnation = Incarnation(2);
+pub(crate) const HERE: Incarnation = Incarnation(1);
+pub(crate) const THERE: Incarnation = Incarnation(2);
 
 /// Blocks of 2 layers or more with 32 bytes in each.
-pub(super) fn shape(layers: u16, blocks: u32) -> PoolShape {
+pub(crate) fn shape(layers: u16, blocks: u32) -> PoolShape {
     let layout = KvLayout {
         layers,
         values: Values::Heads { heads: 1, head_dim: 4 },
@@ -35,35 +36,35 @@ pub(super) fn shape(layers: u16, blocks: u32) -> PoolShape {
     PoolShape { layout, blocks }
 }
 
-pub(super) fn pool(layers: u16, blocks: u32) -> Arc<Pool> {
+pub(crate) fn pool(layers: u16, blocks: u32) -> Arc<Pool> {
     Arc::new(Pool::shared(shape(layers, blocks)).unwrap())
 }
 
-pub(super) fn landing(layers: u16, blocks: u32, slots: u32) -> Landing {
+pub(crate) fn landing(layers: u16, blocks: u32, slots: u32) -> Landing {
     Landing::new(pool(layers, blocks), HERE, slots).unwrap()
 }
 
-pub(super) fn blocks(numbers: impl IntoIterator<Item = u32>) -> Vec<BlockId> {
+pub(crate) fn blocks(numbers: impl IntoIterator<Item = u32>) -> Vec<BlockId> {
     numbers.into_iter().map(BlockId).collect()
 }
 
-pub(super) fn key(request: u64, slot: u32, generation: u32) -> TransferKey {
+pub(crate) fn key(request: u64, slot: u32, generation: u32) -> TransferKey {
     TransferKey { request: RequestId(request), slot, generation: Generation::new(generation).unwrap() }
 }
 
-pub(super) fn seal(bytes: u64) -> LayerSeal {
+pub(crate) fn seal(bytes: u64) -> LayerSeal {
     LayerSeal { tokens: 2, bytes, crc32c: None }
 }
 
 /// The bytes of a whole block in a layer.
-pub(super) fn whole(shape: &PoolShape, layer: u16, from: BlockId, to: BlockId) -> KvRange {
+pub(crate) fn whole(shape: &PoolShape, layer: u16, from: BlockId, to: BlockId) -> KvRange {
     let bytes = shape.layout.layer_block_bytes();
     let offset = u32::from(layer) * bytes;
     KvRange { from, from_offset: offset, to, to_offset: offset, bytes }
 }
 
 /// Reads or writes bytes of a pool. Tests do so only where nobody else does.
-pub(super) fn bytes(pool: &Pool, layer: u16, block: BlockId) -> &mut [u8] {
+pub(crate) fn bytes(pool: &Pool, layer: u16, block: BlockId) -> &mut [u8] {
     let size = pool.shape().layout.layer_block_bytes();
     let place = pool.shape().locate(block, u32::from(layer) * size).unwrap();
     // SAFETY: the place is in the pool, and the caller is the only one who touches this block.
@@ -73,13 +74,13 @@ pub(super) fn bytes(pool: &Pool, layer: u16, block: BlockId) -> &mut [u8] {
 }
 
 /// A writer of which only its being there counts.
-pub(super) struct Stranger {
-    pub(super) writes_here: bool,
-    pub(super) stopped: Mutex<Vec<TransferKey>>,
+pub(crate) struct Stranger {
+    pub(crate) writes_here: bool,
+    pub(crate) stopped: Mutex<Vec<TransferKey>>,
 }
 
 impl Stranger {
-    pub(super) fn new(writes_here: bool) -> Arc<Self> {
+    pub(crate) fn new(writes_here: bool) -> Arc<Self> {
         Arc::new(Self { writes_here, stopped: Mutex::default() })
     }
 }
@@ -97,12 +98,14 @@ impl Writer for Stranger {
 }
 
 /// A link that copies into a landing of the same process.
-pub(super) struct Local {
+pub(crate) struct Local {
     ledger: Ledger,
     landing: Landing,
     me: Incarnation,
     /// One put or publication at a time, as their books and their bytes go together.
     calls: Mutex<()>,
+    /// What the next puts come to instead.
+    pub(crate) refusals: Mutex<VecDeque<TransferError>>,
 }
 
 struct Remote(Arc<Local>);
@@ -122,9 +125,15 @@ impl Writer for Remote {
 }
 
 impl Local {
-    pub(super) fn join(source: Arc<Pool>, landing: &Landing, me: Incarnation) -> Arc<Self> {
+    pub(crate) fn join(source: Arc<Pool>, landing: &Landing, me: Incarnation) -> Arc<Self> {
         let ledger = Ledger::new(source, *landing.pool().shape(), landing.owner());
-        let link = Arc::new(Self { ledger, landing: landing.clone(), me, calls: Mutex::default() });
+        let link = Arc::new(Self {
+            ledger,
+            landing: landing.clone(),
+            me,
+            calls: Mutex::default(),
+            refusals: Mutex::default(),
+        });
         landing.joined(me, Arc::new(Remote(link.clone()))).unwrap();
         link
     }
@@ -159,6 +168,9 @@ impl Link for Local {
 
     fn put(&self, key: TransferKey, layer: u16, ranges: &[KvRange]) -> Result<(), TransferError> {
         let _one = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(refusal) = self.refusals.lock().unwrap().pop_front() {
+            return Err(refusal);
+        }
         let copies = self.ledger.put(key, layer, ranges)?;
         self.copy(key, layer, ranges, &copies).inspect_err(|_| {
             self.ledger.end(Completion::Fenced(key));

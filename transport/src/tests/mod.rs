@@ -1,4 +1,8 @@
 //! Tests of what the backends share, and of the links that stand on others.
 
-mod kit;
+mod faulty;
+pub(crate) mod kit;
+mod landing;
 mod ledger;
+mod outcomes;
+mod throttle;

@@ -97,6 +97,16 @@ impl Child {
         kill_process(Pid::from_child(&self.process), signal).unwrap();
     }
 
+    /// Stops it, and waits until it stands still.
+    pub(crate) fn stand_still(&self) {
+        self.signal(Signal::STOP);
+        let path = format!("/proc/{}/stat", self.process.id());
+        super::until("the child stands still", || {
+            let stat = std::fs::read_to_string(&path).unwrap();
+            stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with('T'))
+        });
+    }
+
     /// Says a line to it.
     pub(crate) fn say(&mut self, line: &str) {
         writeln!(self.input.as_mut().unwrap(), "{line}").unwrap();

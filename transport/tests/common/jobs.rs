@@ -33,6 +33,8 @@ pub(crate) struct Job {
 pub(crate) enum Role {
     Sender,
     Receiver,
+    /// A sender that puts and never publishes, and tries again when it is told to.
+    Writer,
 }
 
 impl Job {
@@ -40,7 +42,7 @@ impl Job {
     pub(crate) fn tables(&self, of: Role) -> Vec<Vec<BlockId>> {
         let mut state = self.seed ^ if of == Role::Sender { 1 } else { 2 };
         let shape = match of {
-            Role::Sender => source_shape(self.mib << 20),
+            Role::Sender | Role::Writer => source_shape(self.mib << 20),
             Role::Receiver => destination_shape(self.mib << 20),
         };
         // Both sides draw the same sizes: a quarter of the pool at most each, of three.
@@ -133,6 +135,7 @@ pub(crate) fn run() {
     match job.role {
         Role::Sender => send(&job),
         Role::Receiver => receive(&job),
+        Role::Writer => write(&job),
     }
 }
 
@@ -148,6 +151,29 @@ fn send(job: &Job) {
     }
     tell("done");
     while said().is_some() {}
+}
+
+fn write(job: &Job) {
+    let pool = job.source();
+    let to = job.to.as_ref().expect("an endpoint");
+    let link = connect_by(job.backend, &pool, job.sender, to);
+    let grant = &job.grants[0];
+    let from = &job.tables(Role::Sender)[0];
+    let plan = plan(pool.shape(), from, link.remote(), &grant.blocks);
+    link.begin(grant).unwrap();
+    let puts = || {
+        let mut ranges =
+            (0..plan.layers()).flat_map(|layer| plan.layer(layer).map(move |range| (layer, range)));
+        ranges.try_for_each(|(layer, range)| {
+            let put = link.put(grant.key, layer, &[range]);
+            tell("put");
+            put
+        })
+    };
+    tell(&format!("tried {:?}", puts()));
+    while said().is_some() {
+        tell(&format!("tried {:?}", puts()));
+    }
 }
 
 fn receive(job: &Job) {

@@ -16,8 +16,8 @@ use splitcore_core::kv::{
     plan_transfer,
 };
 use splitcore_transport::{
-    Backend, Completion, ConnectOptions, Endpoint, Grant, Incarnation, Link, ListenOptions, Pool, Receiver,
-    TransferKey, connect,
+    Arrival, Backend, Completion, ConnectOptions, Endpoint, Grant, Incarnation, Landing, Link, ListenOptions,
+    Pool, Receiver, TransferKey, connect,
 };
 
 /// The model that both sides of a test serve.
@@ -53,6 +53,13 @@ pub(crate) fn source_shape(bytes: u64) -> PoolShape {
 /// Their destination: K and V apart.
 pub(crate) fn destination_shape(bytes: u64) -> PoolShape {
     shape(layout(Planes::Apart, Arrangement::LayerFirst), bytes)
+}
+
+/// Small blocks, of 4 KiB in 2 layers.
+pub(crate) fn small_shape(blocks: u32) -> PoolShape {
+    let layout = layout(Planes::Together, Arrangement::LayerFirst);
+    let values = Values::Heads { heads: 1, head_dim: 32 };
+    PoolShape { layout: KvLayout { layers: 2, values, ..layout }, blocks }
 }
 
 /// The next of a row of numbers that look random (splitmix64).
@@ -273,6 +280,20 @@ pub(crate) fn open(receiver: &Receiver, writer: Incarnation, request: u64, block
     let landing = receiver.landing();
     let bytes = layer_bytes(&landing.pool().shape().layout, blocks.len());
     landing.open(writer, RequestId(request), blocks.to_vec(), bytes).unwrap()
+}
+
+/// Waits until a transfer is fenced; fails if it is fenced twice.
+pub(crate) fn fenced(landing: &Landing, key: TransferKey) {
+    let mut arrivals = Vec::new();
+    until("a transfer is fenced", || {
+        landing.poll(&mut arrivals);
+        arrivals.contains(&Arrival::Fenced(key)) || {
+            landing.wait(BOUND);
+            false
+        }
+    });
+    let fences = arrivals.iter().filter(|arrival| **arrival == Arrival::Fenced(key)).count();
+    assert_eq!(fences, 1, "{key}: {arrivals:?}");
 }
 
 /// Waits until something that is asked again and again is so. Where nothing wakes who waits, it gives way.

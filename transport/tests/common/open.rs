@@ -14,6 +14,35 @@ pub(crate) struct Open {
 }
 
 impl Open {
+    /// Waits until what is open is what was open.
+    #[track_caller]
+    pub(crate) fn is_again(self, when: &str) {
+        let end = std::time::Instant::now() + super::BOUND;
+        while Self::now() != self {
+            assert!(
+                std::time::Instant::now() < end,
+                "{when}: {:?} is open, expected {self:?}, waited {:?}",
+                Self::now(),
+                super::BOUND
+            );
+            std::thread::yield_now();
+        }
+    }
+
+    /// As it is when so many threads of the transport have begun: a thread has its name a little after it was made.
+    #[track_caller]
+    pub(crate) fn once(threads: usize) -> Self {
+        let end = std::time::Instant::now() + super::BOUND;
+        loop {
+            let now = Self::now();
+            if now.threads == threads {
+                return now;
+            }
+            assert!(std::time::Instant::now() < end, "{now:?} is open, expected {threads} threads");
+            std::thread::yield_now();
+        }
+    }
+
     /// As it is now.
     pub(crate) fn now() -> Self {
         let links: Vec<String> = fs::read_dir("/proc/self/fd")
