@@ -193,7 +193,10 @@ impl Hardware {
     }
 
     pub(super) fn make_up(&self, bytes: usize) {
-        self.state().made_up = Some(bytes);
+        let mut state = self.state();
+        state.made_up = Some(bytes);
+        // What the other world numbers is below.
+        state.last = 1 << 16;
     }
 
     /// Runs until `done`, which is at once unless it is frozen.
@@ -289,7 +292,6 @@ impl Driver for FakeDriver {
         state.may("cuIpcOpenMemHandle")?;
         let base = number_of(handle);
         if let Some(bytes) = state.made_up {
-            state.last = state.last.max(base / SPAN);
             let memory = Memory { bytes: vec![0; bytes], owner: 0, opened: 0 };
             state.memory.entry(base).or_insert(memory);
         }
@@ -380,7 +382,6 @@ impl Driver for FakeDriver {
         let mut state = self.hardware.state();
         let number = number_of(handle);
         if state.made_up.is_some() {
-            state.last = state.last.max(number / SPAN);
             state.marks.entry(number).or_insert(Mark { shared: true, ..Mark::default() });
         }
         let name = state.next();

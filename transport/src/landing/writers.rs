@@ -123,9 +123,10 @@ impl Landing {
     /// come again since. One whose connections end together may be back before the last of them is through.
     pub fn left_by(&self, writer: Incarnation, handle: &dyn Writer, gone: bool) {
         let writers = lock(&self.inner.writers);
-        let counts = writers.known.get(&writer).is_some_and(|known| {
-            known.state != PeerState::Connected || known.position(handle).is_some()
-        });
+        let counts = writers
+            .known
+            .get(&writer)
+            .is_some_and(|known| known.state != PeerState::Connected || known.position(handle).is_some());
         if counts {
             self.leave(writers, writer, gone);
         }
