@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 # The environment is remade when the interpreter, the pins or the project file change, not when their dates do.
-KEY := $(shell { $(PYTHON) -VV; cat constraints.txt pyproject.toml; } | cksum | tr -dc 0-9)
+KEY := $(shell { $(PYTHON) -VV; cat constraints.txt constraints-nixl.txt pyproject.toml; } | cksum | tr -dc 0-9)
 DEPS := $(VENV)/.deps-$(KEY)
 NATIVE := $(VENV)/.native
 SOURCES := $(shell find rust transport -type f -not -path '*/target/*') Cargo.toml Cargo.lock
@@ -57,6 +57,9 @@ $(DEPS):
 	rm -rf $(VENV)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --requirement constraints.txt
+	@# Not every platform has a wheel of it; its tests then say so and skip.
+	$(BIN)/python -m pip install --quiet --no-deps --only-binary :all: --requirement constraints-nixl.txt || \
+		echo "there is no NIXL for this interpreter: its tests will skip"
 	touch $@
 
 $(NATIVE): $(DEPS) $(SOURCES)

@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -59,6 +60,29 @@ class Side:
         assert np.array_equal(here[upto], there[upto]), "landed bytes differ"
         return int(np.count_nonzero(self.pool.native.array())) - int(np.count_nonzero(here))
 
+    def endpoint(self):
+        return self.receiver.endpoint
+
+    def count_nonzero(self):
+        return int(np.count_nonzero(self.pool.native.array()))
+
+    def landed(self, key):
+        return self.receiver.landed(TransferKey(*key))
+
+    def settle(self, key, timeout):
+        """Wait until a transfer has landed whole or nothing is written for it any more; what was told, and layers."""
+        key, deadline, told = TransferKey(*key), time.monotonic() + timeout, []
+        while not (told and (told[-1][0] == "fenced" or told[-1][1] == self.pool.layout.layers)):
+            left = deadline - time.monotonic()
+            assert left > 0, f"not settled: {told}"
+            self.receiver.wait(left)
+            told += [[told.kind, told.layers] for told in self.receiver.poll() if told.key == key]
+        return told, self.receiver.landed(key)
+
+    def clear(self):
+        """Forget what has landed."""
+        self.pool.native.array()[:] = 0
+
     def arrivals(self, timeout):
         self.receiver.wait(timeout)
         return [[arrival.kind, arrival.key.request, arrival.layers] for arrival in self.receiver.poll()]
@@ -77,6 +101,7 @@ class Side:
     def begin(self, grant, table, tokens, dest_table=None):
         transfer = self.sender.begin(grant, table=table, tokens=tuple(tokens), dest_table=dest_table)
         self.transfers[transfer.key.request] = transfer
+        return transfer.plan.layer_bytes
 
     def put_layers(self, request, layers):
         for layer in layers:
@@ -100,6 +125,12 @@ class Side:
     def use(self):
         """Count descriptors and threads."""
         return len(os.listdir("/proc/self/fd")), len(list(Path("/proc/self/task").iterdir()))
+
+    def disconnect(self):
+        self.sender.close()
+
+    def writer_state(self, writer):
+        return self.receiver.writer_state(writer)
 
     def close(self):
         for thing in (self.sender, self.receiver):

@@ -64,8 +64,9 @@ class Side:
         self.send(do, **arguments)
         return self.answer(within)
 
-    def signal(self, number):
-        self._process.send_signal(number)
+    @property
+    def pid(self):
+        return self._process.pid
 
     def kill(self):
         """Kill -9, and see it gone."""
@@ -100,6 +101,12 @@ def sides():
             side.kill()
         side._process.stdin.close()
         side._process.stdout.close()
+
+
+def key_of(grant):
+    """Take the transfer's name out of a grant."""
+    key = json.loads(grant)["key"]
+    return [key["request"], key["slot"], key["generation"]]
 
 
 def pair(sides, env=None, *, source=LAYOUT, dest=LAYOUT, listen=None, backend=None, **connect):

@@ -1109,8 +1109,9 @@ class TransferError(SplitcoreError):
     """What happened, in a word.
 
     ``"timeout"``, ``"stopped"``, ``"peer-lost"``, ``"stalled"``, ``"unknown"``, ``"no-such-layer"``, ``"published"``,
-    ``"refused"``, ``"overlap"``, ``"outside-source"``, ``"incomplete"``, ``"corrupt"``, ``"not-fenced"``,
-    ``"no-slot"``, ``"busy"``, ``"protocol"``, ``"io"``, ``"device"``, ``"memory"`` or ``"closed"``.
+    ``"refused"``, ``"overlap"``, ``"outside-source"``, ``"incomplete"``, ``"still-put"``, ``"corrupt"``,
+    ``"denied"``, ``"not-fenced"``, ``"no-slot"``, ``"busy"``, ``"protocol"``, ``"io"``, ``"device"``, ``"memory"`` or
+    ``"closed"``.
     """
     key: TransferKey | None
     """Of which transfer."""
@@ -1625,8 +1626,11 @@ class Books:
         """Book ranges; gives rows of place in the source's pool, place in the destination's, bytes."""
     def publish(self, key: TransferKey, layer: int) -> tuple[int, bool]:
         """Book a layer as published: its bytes, and whether it was the last."""
-    def end(self, key: TransferKey, kind: str, reason: str | None = None) -> bool:
-        """Book the end of a transfer; says whether it was open."""
+    def end(self, key: TransferKey, kind: str, reason: str = "", waited_s: float = 0.0) -> bool:
+        """Book the end of a transfer; says whether it was open.
+
+        Its kind is ``"local-done"``, ``"fenced"``, ``"denied"`` by the receiver, ``"failed"`` or ``"stalled"``.
+        """
     def lose(self) -> None:
         """Take the receiver for gone: every open transfer fails."""
     def poll(self) -> list[Completion]:

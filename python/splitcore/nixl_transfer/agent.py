@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from splitcore._native import HandshakeError, Pool, TransferError, TransferKey, new_incarnation
+from splitcore._native import HandshakeError, Pool, SplitcoreError, TransferError, TransferKey, new_incarnation
 
 __all__ = [
     "Agent",
@@ -214,8 +214,12 @@ class Agent:
         return base64.b64encode(self._agent.get_agent_metadata()).decode("ascii")
 
     def meet(self, metadata: str) -> str:
-        """Take in how a peer is reached; gives its name here."""
-        with self.lock:
+        """Take in how a peer is reached; gives its name here.
+
+        Raises:
+            Gone: If it is not a way to reach one.
+        """
+        with self.lock, self._gone():
             name = self._agent.add_remote_agent(base64.b64decode(metadata))
             name = name.decode() if isinstance(name, bytes) else str(name)
             self._met[name] += 1
@@ -322,11 +326,22 @@ class Agent:
     def progress(self) -> bool:
         """Hand out what has come, and let everyone go on; says whether anyone has work under way."""
         with self.lock:
-            for name, messages in self._agent.get_new_notifs().items():
+            for name, messages in self._news().items():
                 for message in messages:
                     self._hand_out(name, message)
             busy = [peer.progress() for peer in list(self._peers.values())]
             return any(busy)
+
+    def _news(self) -> dict[str, list[bytes]]:
+        if not self.uses:
+            return {}
+        try:
+            news: dict[str, list[bytes]] = self._agent.get_new_notifs()
+        except Exception:
+            # A broken connection is told to whoever uses it.
+            logging.getLogger(__name__).warning("NIXL gave no news", exc_info=True)
+            return {}
+        return news
 
     def _hand_out(self, name: str, message: bytes) -> None:
         try:
@@ -334,7 +349,7 @@ class Agent:
             peer = self._peers.get(said["to"])
             if peer is not None:
                 peer.hear(name, said)
-        except (ValueError, KeyError, TypeError, TransferError, Gone):
+        except (ValueError, KeyError, TypeError, SplitcoreError, Gone):
             # Not a message of ours, or of a peer that is not there any more; it changes nothing.
             logging.getLogger(__name__).warning("a message of %s was not taken", name, exc_info=True)
 

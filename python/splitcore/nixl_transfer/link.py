@@ -10,7 +10,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from splitcore._native import Books, Completion, Grant, KvLayout, Pool, TransferError, TransferKey, TransferPlan
+from splitcore._native import (
+    Books,
+    Completion,
+    ConfigError,
+    Grant,
+    KvLayout,
+    Pool,
+    TransferError,
+    TransferKey,
+    TransferPlan,
+)
 from splitcore.nixl_transfer.agent import (
     Agent,
     Alive,
@@ -56,6 +66,12 @@ class _Outgoing:
     may_go: bool = False
     is_stopped: bool = False
     is_complete: bool = False
+    end: tuple[str, str] = ("fenced", "")
+
+    def give_up(self, kind: str = "fenced", why: str = "") -> None:
+        """Write no more of it; it ends so when what is under way is over."""
+        if not self.is_stopped:
+            self.is_stopped, self.end = True, (kind, why)
 
     @property
     def is_busy(self) -> bool:
@@ -83,7 +99,7 @@ class NixlLink:
             layout = KvLayout(**about["layout"])
             self._base, self._to = int(about["base"]), int(told["incarnation"])
             blocks, metadata = int(about["blocks"]), str(about["metadata"])
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, ConfigError) as error:
             raise handshake_error("malformed", f"the endpoint's NIXL part is not one: {error}") from error
         self._books = Books(pool, endpoint, model=model, incarnation=incarnation, layout=layout, blocks=blocks)
         self._stall_limit_s = stall_limit_s
@@ -97,9 +113,9 @@ class NixlLink:
         agent = shared_agent(pool)
         try:
             self._name = agent.meet(metadata)
-        except BaseException:
+        except Gone as error:
             agent.close()
-            raise
+            raise handshake_error("malformed", f"the endpoint's NIXL part is not one: {error}") from error
         agent.join(incarnation, self._hear, self._progress)
         self._agent = agent
         try:
@@ -156,7 +172,7 @@ class NixlLink:
             self._transfers[key] = _Outgoing()
             self._moved = time.monotonic()
             if self._stopped.get(key.slot, 0) == key.generation:
-                self._transfers[key].is_stopped = True
+                self._transfers[key].give_up()
             else:
                 self._said({"t": "ask", "key": numbers(key)})
         agent.work()
@@ -193,7 +209,7 @@ class NixlLink:
         with agent.lock:
             outgoing = self._transfers.get(key)
             if outgoing is not None:
-                outgoing.is_stopped = True
+                outgoing.give_up()
                 self._progress()
         agent.work()
 
@@ -222,7 +238,7 @@ class NixlLink:
             return
         with agent.lock:
             for outgoing in self._transfers.values():
-                outgoing.is_stopped = True
+                outgoing.give_up()
         naps = Naps(_CLOSE_S)
         while self._transfers and (nap := naps.next()) is not None:
             agent.progress()
@@ -263,16 +279,11 @@ class NixlLink:
             case "stop" | "no":
                 self._stopped[key.slot] = key.generation
                 if outgoing is not None:
-                    outgoing.is_stopped = True
+                    outgoing.give_up()
                 else:
                     self._said({"t": "over", "key": said["key"]})
             case "nack" if outgoing is not None:
-                self._fail(key, str(said["why"]))
-
-    def _fail(self, key: TransferKey, why: str) -> None:
-        outgoing = self._transfers.pop(key)
-        self._bury(outgoing)
-        self._books.end(key, "failed", why)
+                outgoing.give_up("denied", str(said["why"]))
 
     def _bury(self, outgoing: _Outgoing) -> None:
         for flight in outgoing.flights:
@@ -297,7 +308,7 @@ class NixlLink:
             try:
                 self._advance(key, outgoing)
             except TransferError as error:
-                self._fail(key, str(error))
+                outgoing.give_up("failed", str(error))
             except Gone:
                 self._lose()
                 return False
@@ -306,7 +317,7 @@ class NixlLink:
             # Cut off first: only then is nothing read here any more.
             self._live().forget(self._name, cut=True)
             for key in list(self._transfers):
-                self._fail(key, f"the peer took nothing for {self._stall_limit_s:g}s")
+                self._books.end(key, "stalled", waited_s=self._stall_limit_s)
             self._lose()
             return False
         return is_busy
@@ -321,7 +332,7 @@ class NixlLink:
             return
         if outgoing.is_stopped:
             del self._transfers[key]
-            self._books.end(key, "fenced")
+            self._books.end(key, *outgoing.end)
             self._said({"t": "over", "key": numbers(key)})
         elif outgoing.is_complete:
             del self._transfers[key]

@@ -243,6 +243,12 @@ fn what_must_agree_is_named_with_both_values() {
     );
     assert_eq!(straight(here, there, 0..1), Err(PlanError::Incompatible(mismatch)));
     assert_eq!(senders(&here, &there), Err(PlanError::Incompatible(mismatch)));
+    // One is enough.
+    let fields = |other: KvLayout| here.mismatch(&other).map(|mismatch| mismatch.fields());
+    assert_eq!(fields(KvLayout { layers: 31, ..here }), Some(vec!["layers"]));
+    assert_eq!(fields(KvLayout { dtype: Dtype::F16, ..here }), Some(vec!["dtype"]));
+    assert_eq!(fields(KvLayout { values: values(2, 4), ..here }), Some(vec!["head_dim"]));
+    assert_eq!(fields(KvLayout { values: values(4, 3), ..here }), Some(vec!["heads"]));
     let latent = KvLayout { values: Values::Latent { dim: 8 }, ..here };
     assert_eq!(
         here.mismatch(&latent).unwrap().to_string(),

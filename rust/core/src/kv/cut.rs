@@ -105,18 +105,16 @@ impl Cut<'_> {
         } else if !self.from.is_apart() || !self.is_straight() {
             self.pass(runs, order, first, 0..self.planes)
         } else {
+            // K and V are apart at the source only: neither blocks nor planes go on.
             (0..order.len()).try_for_each(|turn| self.block(runs, first + order.entry(turn), 0..self.planes))
         }
     }
 
     /// Whether a full block needs no cutting: both sides have the same rows in the same places.
     fn is_straight(&self) -> bool {
-        let (inner, outer, bytes) = self.rows(self.to.block_tokens);
+        let (_, _, bytes) = self.rows(self.to.block_tokens);
         let is_plane = |half: &Half<'_>| half.geometry.plane_bytes == bytes;
-        self.from.block_tokens == self.to.block_tokens
-            && (inner.count, outer.count) == (1, 1)
-            && is_plane(&self.from)
-            && is_plane(&self.to)
+        self.from.block_tokens == self.to.block_tokens && is_plane(&self.from) && is_plane(&self.to)
     }
 
     /// These planes of every block; where there are several, they lie side by side wherever blocks are straight.
@@ -193,7 +191,8 @@ impl Cut<'_> {
         let down = Dimension { count: self.heads, from: self.from.head, to: self.to.head };
         let (inner, outer) = if across.to <= down.to { (across, down) } else { (down, across) };
         let (inner, bytes) = inner.joined(self.row_bytes);
-        let (outer, bytes) = if inner.count == 1 { outer.joined(bytes) } else { (outer, bytes) };
+        // Where the inner rows stay apart, the outer ones lie further apart still at the destination.
+        let (outer, bytes) = outer.joined(bytes);
         (inner, outer, bytes)
     }
 
@@ -224,7 +223,7 @@ struct Dimension {
 impl Dimension {
     /// Rows of so many bytes, joined into one where they touch on both sides.
     fn joined(self, bytes: u32) -> (Self, u32) {
-        if self.count > 1 && self.from == bytes && self.to == bytes {
+        if self.from == bytes && self.to == bytes {
             (Self { count: 1, ..self }, bytes * self.count)
         } else {
             (self, bytes)

@@ -1,10 +1,10 @@
 //! Which rank sends which heads to which rank.
 //!
-//! The rule, where P source ranks, D destination ranks and K KV heads are given: with P <= K each head is on one source
-//! rank, and that one sends it. With P > K a head is on g = P/K source ranks, and on m = D/K destination ranks (on one
-//! where D <= K); the j-th of the m gets it from the floor(j g / m)-th of the g. So no source rank sends a head to more
-//! than one destination rank more often than another one that has it, and with D >= K this is rank floor(r P / D) for
-//! the destination rank r, which is what vLLM's connectors read from. Latent attention is the case K = 1.
+//! The rule, for P source ranks, D destination ranks and K KV heads. With P <= K a head is on one source rank, and that
+//! one sends it. With P > K it is on g = P/K source ranks and wanted by m destination ranks (D/K, or 1 where D <= K):
+//! the j-th of the m gets it from the floor(j g / m)-th of the g, so that the g serve as many as each other, give or
+//! take one. With D >= K this comes to source rank floor(r P / D) for destination rank r, as in vLLM's connectors.
+//! Latent attention is the case K = 1.
 
 use std::ops::Range;
 

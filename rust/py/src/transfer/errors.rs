@@ -21,7 +21,9 @@ fn key_of(error: &CoreTransfer) -> Option<CoreKey> {
         | CoreTransfer::Refused { key, .. }
         | CoreTransfer::Overlap { key, .. }
         | CoreTransfer::Incomplete { key, .. }
+        | CoreTransfer::StillPut { key, .. }
         | CoreTransfer::Corrupt { key, .. }
+        | CoreTransfer::Denied { key, .. }
         | CoreTransfer::NotFenced { key } => Some(*key),
         CoreTransfer::OutsideSource { .. }
         | CoreTransfer::NoSlot { .. }
@@ -46,6 +48,8 @@ fn kind_of(error: &CoreTransfer) -> (&'static str, Option<u16>) {
         CoreTransfer::Overlap { layer, .. } => ("overlap", Some(*layer)),
         CoreTransfer::OutsideSource { .. } => ("outside-source", None),
         CoreTransfer::Incomplete { layer, .. } => ("incomplete", Some(*layer)),
+        CoreTransfer::StillPut { layer, .. } => ("still-put", Some(*layer)),
+        CoreTransfer::Denied { .. } => ("denied", None),
         CoreTransfer::Corrupt { layer, .. } => ("corrupt", Some(*layer)),
         CoreTransfer::NotFenced { .. } => ("not-fenced", None),
         CoreTransfer::NoSlot { .. } => ("no-slot", None),

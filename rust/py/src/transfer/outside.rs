@@ -10,7 +10,7 @@ use pyo3::prelude::*;
 use splitcore_core::kv::PoolShape;
 use splitcore_transport::outside::{self, Booked};
 use splitcore_transport::{
-    Backend, Completion as CoreCompletion, TransferError, TransferKey as CoreKey, Writer,
+    Backend, Completion as CoreCompletion, Incarnation, TransferError, TransferKey as CoreKey, Writer,
 };
 
 use super::errors::{handshake, transfer};
@@ -74,6 +74,7 @@ pub(crate) struct Books {
     ledger: outside::Books,
     hello: String,
     remote: PoolShape,
+    receiver: Incarnation,
 }
 
 /// Rows `[place in the source's pool, place in the destination's, bytes]`.
@@ -110,7 +111,7 @@ impl Books {
             outside::hello(pool, me, &to, Backend::Nixl, model).map_err(|error| handshake(py, &error))?;
         let books = outside::Books::new(pool.clone(), remote, to.incarnation);
         let books = books.map_err(|error| handshake(py, &error))?;
-        Ok(Self { ledger: books, hello, remote })
+        Ok(Self { ledger: books, hello, remote, receiver: to.incarnation })
     }
 
     /// The first message to the receiver.
@@ -159,24 +160,33 @@ impl Books {
         self.ledger.publish(key, layer).map_err(|error| transfer(py, &error))
     }
 
-    /// Ends a transfer: ``"local-done"``, ``"fenced"`` or ``"failed"``. Says whether it was open.
-    #[pyo3(signature = (key, kind, reason = None))]
+    /// Ends a transfer; says whether it was open.
+    #[pyo3(signature = (key, kind, reason = "", waited_s = 0.0))]
     fn end(
         &self,
         py: Python<'_>,
         key: &Bound<'_, TransferKey>,
         kind: &str,
-        reason: Option<String>,
+        reason: &str,
+        waited_s: f64,
     ) -> PyResult<bool> {
         let key = key.get().0;
         let completion = match kind {
             "local-done" => CoreCompletion::LocalDone(key),
             "fenced" => CoreCompletion::Fenced(key),
-            "failed" => CoreCompletion::Failed(
-                key,
-                TransferError::Protocol(reason.unwrap_or_else(|| "no reason".to_owned())),
-            ),
-            _ => return Err(config(py, "kind", "'local-done', 'fenced' or 'failed'", kind)),
+            "denied" => CoreCompletion::Failed(key, TransferError::Denied { key, reason: reason.to_owned() }),
+            "failed" => {
+                let what = "writing by NIXL".to_owned();
+                CoreCompletion::Failed(key, TransferError::Device { what, reason: reason.to_owned() })
+            }
+            "stalled" => {
+                let waited = super::seconds(py, "waited_s", waited_s)?;
+                CoreCompletion::Failed(key, TransferError::Stalled { key, peer: self.receiver, waited })
+            }
+            _ => {
+                let expected = "'local-done', 'fenced', 'denied', 'failed' or 'stalled'";
+                return Err(config(py, "kind", expected, kind));
+            }
         };
         Ok(self.ledger.end(completion))
     }
