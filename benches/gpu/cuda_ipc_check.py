@@ -330,7 +330,8 @@ def main() -> int:
 
     try:
         sender.connect(side.receiver)
-        print(f"device 0 of {devices}: {side.pool.device}; pools of {POOL / GIB:.2f} GiB, {LAYERS} layers")
+        print(f"device 0 of {devices}: {side.pool.description}, {side.pool.device}")
+        print(f"pools of {POOL / GIB:.2f} GiB: {LAYERS} layers of {BLOCKS} blocks of {LAYER_BLOCK >> 10} KiB")
         check("every byte, scattered", lambda: every_byte(side, sender, 1))
         check("bandwidth", lambda: bandwidth(side, sender))
         check("event order under load", lambda: order(side, sender))

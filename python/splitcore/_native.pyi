@@ -1359,6 +1359,9 @@ class CudaPool:
     def device(self) -> str:
         """The device's name in every process: ``GPU-`` and its UUID."""
     @property
+    def description(self) -> str:
+        """The device and its driver, in words."""
+    @property
     def __cuda_array_interface__(self) -> dict[str, object]:
         """Its bytes, as an array of a device."""
     def read(self, offset: int, size: int) -> bytes:

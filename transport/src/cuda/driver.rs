@@ -93,6 +93,8 @@ pub(crate) trait Driver: Send + Sync {
     fn process(&self) -> u64;
     /// The device, by the name that every process knows it by.
     fn name(&self) -> String;
+    /// The device and its driver, in words.
+    fn describe(&self) -> String;
     /// The device, by the number that this process knows it by.
     fn ordinal(&self) -> i32;
     /// Whether memory of the device of that name can be written from this one; if not, why.

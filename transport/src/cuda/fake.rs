@@ -249,6 +249,10 @@ impl Driver for FakeDriver {
         "GPU-fake".to_owned()
     }
 
+    fn describe(&self) -> String {
+        "a device that is none".to_owned()
+    }
+
     fn ordinal(&self) -> i32 {
         0
     }

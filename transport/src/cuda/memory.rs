@@ -251,6 +251,11 @@ impl DeviceView {
         self.memory.driver().name()
     }
 
+    /// The device and its driver, in words.
+    pub fn describe(&self) -> String {
+        self.memory.driver().describe()
+    }
+
     fn place(&self, offset: u64, bytes: u64) -> Result<u64, MemoryError> {
         let Range { start, end } = offset..offset.saturating_add(bytes);
         if end > self.bytes {

@@ -392,6 +392,8 @@ impl Landing {
         if open.writer == writer {
             open.settled = true;
             self.inner.settling[key.slot as usize].notify_all();
+            // For a driver that only polls, and could not release it before.
+            self.inner.board.ring();
         }
     }
 

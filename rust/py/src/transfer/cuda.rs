@@ -66,6 +66,12 @@ impl CudaPool {
         self.view.device()
     }
 
+    /// The device and its driver, in words.
+    #[getter]
+    fn description(&self) -> String {
+        self.view.describe()
+    }
+
     /// Its bytes, for libraries that take arrays of a device.
     #[getter(__cuda_array_interface__)]
     fn array_interface<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
