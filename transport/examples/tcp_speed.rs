@@ -62,7 +62,10 @@ fn main() {
         seconds[1].push(moved(&receiver, &*with, Incarnation(3), &shape));
         seconds[2].push(moved(&receiver, &*without, Incarnation(2), &shape));
     }
-    println!("{mib} MiB in blocks of {} KiB, {LAYERS} layers; GB/s, best and median of {rounds}", block >> 10);
+    println!(
+        "{mib} MiB in blocks of {} KiB, {LAYERS} layers; GB/s, best and median of {rounds}",
+        block >> 10
+    );
     let bytes = shape.bytes() as f64;
     let mut plainly = (0.0, 0.0);
     for (name, mut times) in ["plain socket", "tcp, checked", "tcp, unchecked"].into_iter().zip(seconds) {

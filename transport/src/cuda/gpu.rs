@@ -159,11 +159,14 @@ impl Driver for Gpu {
     fn describe(&self) -> String {
         let (mut text, mut version): ([c_char; 128], c_int) = ([0; 128], 0);
         // SAFETY: the call writes at most as many characters as there is room for, the last a zero.
-        let named = unsafe { (self.symbols.device_name)(text.as_mut_ptr(), text.len() as c_int, self.device) } == 0;
+        let named =
+            unsafe { (self.symbols.device_name)(text.as_mut_ptr(), text.len() as c_int, self.device) } == 0;
         // SAFETY: the call writes an int.
         let _ = unsafe { (self.symbols.driver_version)(&raw mut version) };
-        let bytes: Vec<u8> = text.iter().take_while(|&&letter| letter != 0).map(|&letter| letter as u8).collect();
-        let name = if named { String::from_utf8_lossy(&bytes).into_owned() } else { "unnamed device".to_owned() };
+        let bytes: Vec<u8> =
+            text.iter().take_while(|&&letter| letter != 0).map(|&letter| letter as u8).collect();
+        let name =
+            if named { String::from_utf8_lossy(&bytes).into_owned() } else { "unnamed device".to_owned() };
         format!("{name}, CUDA driver {}.{}", version / 1000, version % 1000 / 10)
     }
 

@@ -54,6 +54,12 @@ pub(super) const POINTER_LEGACY_IPC: c_int = 10;
 /// `CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED`.
 pub(super) const DEVICE_IPC_EVENTS: c_int = 125;
 
+/// The loader's own words: they name the file or function that is missing.
+fn why(error: &libloading::Error) -> String {
+    let deepest = std::iter::successors(Some(error as &dyn std::error::Error), |error| error.source()).last();
+    deepest.map_or_else(|| error.to_string(), ToString::to_string)
+}
+
 macro_rules! symbols {
     ($($field:ident = $name:literal ($($arg:ty),*);)*) => {
         /// The functions of the driver library.
@@ -70,11 +76,11 @@ macro_rules! symbols {
             /// There is none, or it lacks a function; the text says which.
             pub(super) fn load() -> Result<Self, String> {
                 // SAFETY: the library's initialisers are those of the installed driver, which any CUDA program runs.
-                let library = unsafe { Library::new("libcuda.so.1") }.map_err(|error| error.to_string())?;
+                let library = unsafe { Library::new("libcuda.so.1") }.map_err(|error| why(&error))?;
                 Ok(Self {
                     // SAFETY: each name has the signature beside it in `cuda.h`, and the library outlives the
                     // pointer, being in the same struct.
-                    $($field: *unsafe { library.get($name) }.map_err(|error| error.to_string())?,)*
+                    $($field: *unsafe { library.get($name) }.map_err(|error| why(&error))?,)*
                     _library: library,
                 })
             }
