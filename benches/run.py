@@ -44,7 +44,7 @@ def main() -> int:
         if "planning" in parts:
             rows += planning.measure(options.repetitions)
         if "transfer" in parts:
-            rows += transfer.measure(options.repetitions)
+            rows += transfer.measure(timings, options.repetitions)
         show(rows)
         failed = False
         counted = {}

@@ -3,14 +3,32 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
+from statistics import median
 from typing import Any
 
 from table import Row, Skipped
 
-MIB = 1 << 20
+PLANNED_BLOCKS = 4096
 
 
-def measure(repetitions: int) -> list[Row | Skipped]:
+def measure(timings: Path, repetitions: int) -> list[Row | Skipped]:
+    return [*planned(timings, repetitions), *moved(repetitions)]
+
+
+def planned(timings: Path, repetitions: int) -> list[Row | Skipped]:
+    rows: list[Row | Skipped] = []
+    for table, aim in (("order", 20.0), ("scattered", None)):
+        command = [timings, "kv-plan", table, str(PLANNED_BLOCKS), str(repetitions)]
+        took = json.loads(subprocess.check_output(command, text=True))
+        speeds = [PLANNED_BLOCKS / nanoseconds * 1e3 for nanoseconds in took["cpu_ns"]]
+        where = "contiguous" if table == "order" else table
+        name = f"KV transfer plan, {PLANNED_BLOCKS:,} blocks, {where}"
+        rows.append(Row(name, median(speeds), "M blocks/s", aim, at_least=True, details={"speeds": speeds}))
+    return rows
+
+
+def moved(repetitions: int) -> list[Row | Skipped]:
     command = [sys.executable, "-m", "splitcore", "bench-transfer", "--json", "-", "--repetitions", str(repetitions)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:

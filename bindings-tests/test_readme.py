@@ -1,4 +1,4 @@
-"""The examples of the README run."""
+"""The examples of the README, and of the page on transfers, run."""
 
 import re
 import shlex
@@ -8,14 +8,16 @@ from pathlib import Path
 
 import pytest
 
-README = Path(__file__).resolve().parent.parent / "README.md"
+ROOT = Path(__file__).resolve().parent.parent
+README = ROOT / "README.md"
+TRANSFERS = ROOT / "docs/transfer.md"
 BLOCK = re.compile(r"^```(?P<language>python|bash)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
-def _blocks(language):
-    text = README.read_text(encoding="utf-8")
+def _blocks(language, page=README):
+    text = page.read_text(encoding="utf-8")
     return [
-        pytest.param(match["code"], id=f"line {text.count(chr(10), 0, match.start()) + 2}")
+        pytest.param(match["code"], id=f"{page.stem}, line {text.count(chr(10), 0, match.start()) + 2}")
         for match in BLOCK.finditer(text)
         if match["language"] == language
     ]
@@ -43,7 +45,7 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("readme")
 
 
-@pytest.mark.parametrize("code", _blocks("python"))
+@pytest.mark.parametrize("code", [*_blocks("python"), *_blocks("python", TRANSFERS)])
 def test_python_example_runs(code, folder):
     _run(["-c", code], folder)
 

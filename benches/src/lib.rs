@@ -6,4 +6,5 @@ pub mod draws;
 pub mod flows;
 pub mod linear;
 pub mod managed;
+pub mod moving;
 pub mod placing;

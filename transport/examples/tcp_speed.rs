@@ -57,29 +57,46 @@ fn main() {
     };
     let (with, without) = (link(true), link(false));
     let mut seconds = [const { Vec::new() }; 3];
+    let mut busy = [0.0; 3];
     for _ in 0..rounds {
-        seconds[0].push(plain(&from, &to, block as usize));
-        seconds[1].push(moved(&receiver, &*with, Incarnation(3), &shape));
-        seconds[2].push(moved(&receiver, &*without, Incarnation(2), &shape));
+        for (way, times) in seconds.iter_mut().enumerate() {
+            let before = cpu();
+            times.push(match way {
+                0 => plain(&from, &to, block as usize),
+                1 => moved(&receiver, &*with, Incarnation(3), &shape),
+                _ => moved(&receiver, &*without, Incarnation(2), &shape),
+            });
+            busy[way] += cpu() - before;
+        }
     }
     println!(
-        "{mib} MiB in blocks of {} KiB, {LAYERS} layers; GB/s, best and median of {rounds}",
+        "{mib} MiB in blocks of {} KiB, {LAYERS} layers: GB/s, best and median of {rounds}, and",
         block >> 10
     );
+    println!("seconds of processor for a GB, both ends together");
     let bytes = shape.bytes() as f64;
     let mut plainly = (0.0, 0.0);
-    for (name, mut times) in ["plain socket", "tcp, checked", "tcp, unchecked"].into_iter().zip(seconds) {
+    let names = ["plain socket", "tcp, checked", "tcp, unchecked"];
+    for ((name, mut times), busy) in names.into_iter().zip(seconds).zip(busy) {
         times.sort_by(f64::total_cmp);
         let (best, median) = (bytes / times[0] / 1e9, bytes / times[times.len() / 2] / 1e9);
         if name == "plain socket" {
             plainly = (best, median);
         }
         println!(
-            "{name:16} {best:6.2} {median:6.2}   {:4.0} % {:4.0} % of plain",
+            "{name:16} {best:6.2} {median:6.2}   {:4.0} % {:4.0} % of plain   {:6.3} s",
             100.0 * best / plainly.0,
-            100.0 * median / plainly.1
+            100.0 * median / plainly.1,
+            busy * 1e9 / (bytes * rounds as f64)
         );
     }
+}
+
+/// Seconds of processor that this process has had; the kernel counts hundredths.
+fn cpu() -> f64 {
+    let stat = std::fs::read_to_string("/proc/self/stat").unwrap();
+    let fields: Vec<&str> = stat.rsplit(") ").next().unwrap().split(' ').collect();
+    (fields[11].parse::<f64>().unwrap() + fields[12].parse::<f64>().unwrap()) / 100.0
 }
 
 fn fill(pool: &Pool) {

@@ -178,7 +178,7 @@ impl Shared {
                         }
                     }
                 }
-                Some(due) => queue = self.sleep(queue, Some(due - now)),
+                Some(due) => queue = self.sleep(queue, Some(due.saturating_sub(now))),
                 None => queue = self.sleep(queue, None),
             }
         }
@@ -200,10 +200,10 @@ impl Shared {
             What::Publish(layer, tokens) => self.inner.publish(piece.key, *layer, *tokens),
         };
         match done {
-            Ok(()) => None,
             Err(TransferError::Busy { .. }) => Some(piece),
-            // It has ended there, and its completion says how.
-            Err(
+            // Taken; or it has ended there, and its completion says how.
+            Ok(())
+            | Err(
                 TransferError::Unknown { .. }
                 | TransferError::Stopped { .. }
                 | TransferError::PeerLost { .. },

@@ -109,3 +109,13 @@ fn queued(backend: Backend) {
 fn ten_thousand_queued_transfers_end_in_order_over_shm() {
     queued(Backend::Shm);
 }
+
+#[test]
+fn tcp_moves_256_mib_of_scattered_blocks_and_every_byte_arrives() {
+    exchange(Backend::Tcp);
+}
+
+#[test]
+fn ten_thousand_queued_transfers_end_in_order_over_tcp() {
+    queued(Backend::Tcp);
+}

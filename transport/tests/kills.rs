@@ -16,15 +16,14 @@ mod common;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use splitcore_transport::{
-    Arrival, Backend, ConnectOptions, Grant, Incarnation, Landing, PeerState, Receiver, TransferError,
-    connect,
+    Backend, ConnectOptions, Grant, Incarnation, Landing, PeerState, Receiver, TransferError, connect,
 };
 
 use common::child::{Child, Doom};
 use common::jobs::{Job, Role, run};
 use common::open::Open;
 use common::{
-    BOUND, Folder, MODEL, all_blocks, destination_shape, disown, mix, next, open, receiver_in, until,
+    BOUND, Folder, MODEL, all_blocks, destination_shape, disown, mix, next, open, receiver_in, settle, until,
     untouched, verify,
 };
 
@@ -46,27 +45,38 @@ fn number(name: &str) -> Option<u64> {
     Some(number.unwrap_or_else(|_| panic!("{name} is {text}, expected a number")))
 }
 
-/// Runs trials, each with a seed of its own.
-fn trials(name: &str, mut trial: impl FnMut(u64, u64)) {
+/// Runs trials, each with a seed of its own. A trial says whether its exchange was cut in two.
+fn trials(name: &str, mut trial: impl FnMut(u64, u64) -> bool) {
     let mib = number("SPLITCORE_KILL_MIB").unwrap_or(16);
     let seeds: Vec<u64> = match number("SPLITCORE_KILL_SEED") {
         Some(seed) => vec![seed],
         None => (0..number("SPLITCORE_KILL_TRIALS").unwrap_or(24)).map(|trial| mix(0x6b11 + trial)).collect(),
     };
-    for seed in seeds {
+    let mut midway = 0;
+    for &seed in &seeds {
         let run = std::panic::AssertUnwindSafe(|| trial(seed, mib));
-        if let Err(panic) = std::panic::catch_unwind(run) {
-            eprintln!("{name} failed; again: SPLITCORE_KILL_SEED={seed:#x} SPLITCORE_KILL_MIB={mib}");
-            std::panic::resume_unwind(panic);
+        match std::panic::catch_unwind(run) {
+            Ok(cut) => midway += usize::from(cut),
+            Err(panic) => {
+                eprintln!("{name} failed; again: SPLITCORE_KILL_SEED={seed:#x} SPLITCORE_KILL_MIB={mib}");
+                std::panic::resume_unwind(panic);
+            }
         }
     }
+    eprintln!("{name}: {} trials of {mib} MiB, {midway} of them cut midway", seeds.len());
+    assert!(midway > 0 || seeds.len() < 20, "no kill came midway: nothing was tried");
 }
 
-/// Where a trial's child is killed: after any number of its lines, or a little later, or much later.
+/// A little while, or a longer one, or none.
+fn turns(state: &mut u64) -> u64 {
+    let most = [0, 2_000, 200_000][(next(state) % 3) as usize];
+    next(state) % (most + 1)
+}
+
+/// Where a trial's child is killed: after any number of its lines, or a while later.
 fn doom(seed: u64) -> Doom {
     let mut state = seed ^ 0xd00f;
-    let turns = [0, 2_000, 200_000][(next(&mut state) % 3) as usize];
-    Doom { lines: next(&mut state) % 22, turns: next(&mut state) % (turns + 1) }
+    Doom { lines: next(&mut state) % 22, turns: turns(&mut state) }
 }
 
 fn job(role: Role, backend: Backend, seed: u64, mib: u64, folder: &Folder) -> Job {
@@ -79,11 +89,13 @@ fn job(role: Role, backend: Backend, seed: u64, mib: u64, folder: &Folder) -> Jo
         folder: folder.path().to_owned(),
         to: None,
         grants: Vec::new(),
+        doomed_put: None,
     }
 }
 
 /// A child sends to a receiver that stays, and may be killed.
-fn child_sends(receiver: &Receiver, mut job: Job, doom: Option<Doom>) {
+/// Says whether some layers landed and others did not.
+fn child_sends(receiver: &Receiver, mut job: Job, doom: Option<Doom>) -> bool {
     let landing = receiver.landing();
     let tables = job.tables(Role::Receiver);
     job.to = Some(receiver.endpoint().clone());
@@ -109,9 +121,11 @@ fn child_sends(receiver: &Receiver, mut job: Job, doom: Option<Doom>) {
         assert!(all_landed, "a transfer that nobody disturbed did not land");
     }
     // What is published stays whole, that of failed transfers too.
+    let mut whole = 0;
     for (transfer, layer) in job.steps() {
         if landing.wait_layer(job.grants[transfer].key, layer, BOUND).is_ok() {
             verify(landing.pool(), &tables[transfer], layer, job.payload(transfer)).unwrap();
+            whole += 1;
         }
     }
     for grant in &job.grants {
@@ -121,6 +135,7 @@ fn child_sends(receiver: &Receiver, mut job: Job, doom: Option<Doom>) {
     }
     assert_eq!(landing.in_use(), 0);
     untouched(landing.pool(), &all_blocks(landing.pool().shape()));
+    (1..job.steps().len()).contains(&whole)
 }
 
 /// Waits for a doomed sender's end. One that never came ends nothing here by its death, so its transfers are stopped.
@@ -133,26 +148,6 @@ fn killed_sender(child: &mut Child, job: &Job, landing: &Landing) {
     }
 }
 
-/// Waits until every transfer has landed or is fenced; says whether all have landed.
-fn settle(landing: &Landing, grants: &[Grant]) -> bool {
-    let mut arrivals = Vec::new();
-    let landed = |grant: &Grant| landing.landed(grant.key) == Ok(landing.pool().shape().layout.layers);
-    until("every transfer has landed or is fenced", || {
-        landing.poll(&mut arrivals);
-        let fenced = |grant: &Grant| arrivals.contains(&Arrival::Fenced(grant.key));
-        let settled = grants.iter().all(|grant| landed(grant) || fenced(grant));
-        if !settled {
-            landing.wait(BOUND);
-        }
-        settled
-    });
-    for grant in grants {
-        let fences = arrivals.iter().filter(|arrival| **arrival == Arrival::Fenced(grant.key)).count();
-        assert!(fences <= 1, "{} was fenced {fences} times", grant.key);
-    }
-    grants.iter().all(landed)
-}
-
 fn senders_are_killed(backend: Backend) {
     let _alone = alone();
     let before = Open::once(0);
@@ -162,27 +157,36 @@ fn senders_are_killed(backend: Backend) {
     // A thread for each of its two sockets.
     let idle = Open::once(2);
     trials("a killed sender", |seed, mib| {
-        child_sends(&receiver, job(Role::Sender, backend, seed, mib, &folder), Some(doom(seed)));
+        let mut doomed = job(Role::Sender, backend, seed, mib, &folder);
+        let mut state = seed ^ 0xdead;
+        // Its puts are over before its lines are read, so that half of them end themselves, in the midst of those.
+        if next(&mut state) % 2 == 0 {
+            doomed.doomed_put = Some((1 + next(&mut state) % 60, turns(&mut state) % 20_000));
+        }
+        let doom = if doomed.doomed_put.is_some() { Doom { lines: 22, turns: 0 } } else { doom(seed) };
+        let cut = child_sends(&receiver, doomed, Some(doom));
         child_sends(&receiver, job(Role::Sender, backend, mix(seed), mib, &folder), None);
         idle.is_again("after a trial");
+        cut
     });
     drop(receiver);
     before.is_again("at the end");
 }
 
-/// This process sends to a child, which may be killed.
-fn child_receives(job: &Job, doom: Option<Doom>) {
+/// This process sends to a child, which may be killed; says whether that was while it was sent to.
+fn child_receives(job: &Job, doom: Option<Doom>) -> bool {
     let mut child = Child::start(&serde_json::to_value(job).unwrap(), doom);
     let pool = job.source();
     let sent = send_to(&child, job, &pool);
     let (lines, status) = child.finish();
     assert!(sent.is_some() || doom.is_some(), "the child was not killed, and said {lines:?}");
-    match sent {
+    match &sent {
         Some(Ok(())) | None => {}
         Some(Err(TransferError::PeerLost { .. } | TransferError::Io { .. })) if doom.is_some() => {}
         Some(Err(error)) => panic!("{error}"),
     }
     assert!(status.success() || doom.is_some(), "{status}, {lines:?}");
+    sent.is_some() && !lines.iter().any(|line| line == "done") && !status.success()
 }
 
 /// Connects to the child and sends; `None` if it did not live to take it.
@@ -212,9 +216,10 @@ fn receivers_are_killed(backend: Backend) {
     let before = Open::once(0);
     let folder = Folder::new();
     trials("a killed receiver", |seed, mib| {
-        child_receives(&job(Role::Receiver, backend, seed, mib, &folder), Some(doom(seed)));
+        let cut = child_receives(&job(Role::Receiver, backend, seed, mib, &folder), Some(doom(seed)));
         child_receives(&job(Role::Receiver, backend, mix(seed), mib, &folder), None);
-        before.is_again("at the end");
+        before.is_again("after a trial");
+        cut
     });
 }
 
@@ -226,4 +231,14 @@ fn a_sender_over_shared_memory_may_be_killed_at_any_point() {
 #[test]
 fn a_receiver_over_shared_memory_may_be_killed_at_any_point() {
     receivers_are_killed(Backend::Shm);
+}
+
+#[test]
+fn a_sender_over_tcp_may_be_killed_at_any_point() {
+    senders_are_killed(Backend::Tcp);
+}
+
+#[test]
+fn a_receiver_over_tcp_may_be_killed_at_any_point() {
+    receivers_are_killed(Backend::Tcp);
 }

@@ -20,7 +20,7 @@ use common::jobs::{Job, Role, run};
 use common::open::Open;
 use common::{
     BOUND, Folder, all_blocks, connect_by, destination_shape, disown, ends, fenced, fill, next, open, plan,
-    receiver, scattered, send_layer, small_shape, source_shape, until, untouched, verify,
+    receiver, scattered, send_layer, settle, small_shape, source_shape, until, untouched, verify,
 };
 
 #[test]
@@ -39,6 +39,7 @@ const ACCEPTING: usize = 2;
 
 /// A sender and a receiver in this process, and blocks to move.
 struct Pair {
+    backend: Backend,
     pool: Arc<Pool>,
     receiver: Receiver,
     me: Incarnation,
@@ -60,7 +61,7 @@ impl Pair {
         let to = scattered(&destination, 6, &mut state);
         fill(&pool, &from, 1);
         let plan = plan(&source, &from, &destination, &to);
-        Self { pool, receiver, me, link, from, to, plan }
+        Self { backend, pool, receiver, me, link, from, to, plan }
     }
 
     fn open(&self, request: u64) -> Grant {
@@ -110,29 +111,31 @@ fn given_up_after(pair: &Pair, steps: usize, who: Who) {
     let landing = pair.receiver.landing();
     let grant = pair.open(steps as u64);
     let key = grant.key;
+    // A sender that sees the board is told at once; the frames of others are refused when they come.
+    let is_told = pair.backend == Backend::Shm;
     for step in 0..steps {
         pair.step(&grant, step).unwrap();
     }
     match who {
         Who::Receiver => landing.stop(key).unwrap(),
+        // One who has heard of it only here tells nobody.
+        Who::Sender if steps == 0 && !is_told => landing.stop(key).unwrap(),
         Who::Sender => pair.link.stop(key),
     }
-    let landed = steps == pair.steps();
-    if who == Who::Receiver || !landed {
-        fenced(landing, key);
-    }
+    let landed = settle(landing, std::slice::from_ref(&grant));
+    assert!(!is_told || landed == (steps == pair.steps()), "{steps} steps, {who:?}");
     // Whoever is given the blocks now finds in them what it puts there.
     disown(landing.pool(), &pair.to);
     landing.release(key).unwrap();
     for step in steps..pair.steps() {
         let late = pair.step(&grant, step);
-        assert!(late.is_err() || step == 0, "step {step} after {steps}, {who:?}: {late:?}");
+        assert!(late.is_err() || step == 0 || !is_told, "step {step} after {steps}, {who:?}: {late:?}");
     }
-    if steps > 0 {
+    if steps > 0 && is_told {
         let end = if landed { Completion::LocalDone(key) } else { Completion::Fenced(key) };
         assert_eq!(ends(&*pair.link, &[key]), [end]);
     } else {
-        // Begun after it was over: it has an end all the same.
+        // It has one end, be it begun after it was over.
         pair.link.stop(key);
         assert_eq!(ends(&*pair.link, &[key]).len(), 1);
     }
@@ -202,6 +205,7 @@ fn silent_writer(wake: Signal) {
         folder: folder.path().to_owned(),
         to: Some(receiver.endpoint().clone()),
         grants: Vec::new(),
+        doomed_put: None,
     };
     let grant = open(&receiver, job.sender, 1, &job.tables(Role::Receiver)[0]);
     job.grants = vec![grant.clone()];
@@ -319,7 +323,7 @@ fn five_thousand_transfers_over_fifty_connections_of_shm_leave_nothing_open() {
 fn receiver_closes(backend: Backend) {
     let _alone = alone();
     let before = Open::once(0);
-    let Pair { pool, receiver, me, link, from, to, plan } = Pair::new(backend);
+    let Pair { backend: _, pool, receiver, me, link, from, to, plan } = Pair::new(backend);
     let grant = open(&receiver, me, 1, &to);
     link.begin(&grant).unwrap();
     drop(receiver);
@@ -336,4 +340,29 @@ fn receiver_closes(backend: Backend) {
 #[test]
 fn a_receiver_that_closes_is_seen_over_shm() {
     receiver_closes(Backend::Shm);
+}
+
+#[test]
+fn a_transfer_over_tcp_given_up_at_any_step_leaves_its_blocks_alone() {
+    given_up_at_every_step(Backend::Tcp);
+}
+
+#[test]
+fn no_byte_comes_over_tcp_after_the_fence() {
+    given_up_while_written(Backend::Tcp);
+}
+
+#[test]
+fn a_peer_that_says_nothing_holds_up_no_other_over_tcp() {
+    mute_peer_is_nobodys_trouble(Backend::Tcp);
+}
+
+#[test]
+fn five_thousand_transfers_over_fifty_connections_of_tcp_leave_nothing_open() {
+    nothing_is_left_open(Backend::Tcp);
+}
+
+#[test]
+fn a_receiver_that_closes_is_seen_over_tcp() {
+    receiver_closes(Backend::Tcp);
 }

@@ -341,3 +341,13 @@ fn a_receiver_that_passes_the_wrong_memory_is_refused() {
     assert!(said(&[short.fd(), sealed.fd()]).contains("4096 bytes of memory for a pool of 65536"));
     assert!(said(&[sealed.fd(), sealed.fd()]).contains("not the board of that peer"));
 }
+
+#[test]
+fn a_put_over_tcp_that_may_not_be_writes_nothing() {
+    ranges_are_checked(Backend::Tcp);
+}
+
+#[test]
+fn a_sender_over_tcp_that_does_not_fit_is_told_which_field() {
+    what_must_agree(Backend::Tcp);
+}

@@ -3,6 +3,8 @@
 //! `timings place <external|managed|linear> <machines> <live> <steps> <repetitions>`: nanoseconds of one place,
 //! `prefill_done` and finish, by repetition.
 //!
+//! `timings kv-plan <order|scattered> <blocks> <repetitions>`: nanoseconds of one transfer plan, by repetition.
+//!
 //! `timings simulate <options as JSON>`: one run of the simulator.
 
 use std::error::Error;
@@ -13,6 +15,7 @@ use rustix::time::{ClockId, clock_gettime};
 use serde_json::{Value, json};
 use splitcore_benches::linear::Linear;
 use splitcore_benches::managed::Managed;
+use splitcore_benches::moving::{LAYOUT, Transfer, in_order, scattered};
 use splitcore_benches::placing::{Books, External, Placing};
 use splitcore_sim::{Options, simulate};
 
@@ -32,8 +35,20 @@ fn main() -> Result<(), Box<dyn Error>> {
                 other => return Err(format!("no books {other}").into()),
             }
         }
+        ["kv-plan", table, blocks, repetitions] => {
+            let blocks = blocks.parse()?;
+            let tables = match table {
+                "order" => [in_order(blocks), in_order(blocks)],
+                "scattered" => [scattered(blocks, 1), scattered(blocks, 2)],
+                other => return Err(format!("no table {other}").into()),
+            };
+            kv_plan(
+                &Transfer::new([LAYOUT; 2], tables, blocks * u32::from(LAYOUT.block_tokens)),
+                repetitions.parse()?,
+            )
+        }
         ["simulate", options] => run(&serde_json::from_str(options)?)?,
-        _ => return Err("expected place or simulate, and what they need".into()),
+        _ => return Err("expected place, kv-plan or simulate, and what they need".into()),
     };
     writeln!(std::io::stdout(), "{result}")?;
     Ok(())
@@ -80,6 +95,24 @@ fn place<B: Books>(books: B, [live, steps, repetitions]: [usize; 3], commands: i
         }
     }
     json!({ "cpu_ns": cpu, "wall_ns": wall, "commands": (after - before) as f64 / steps as f64 })
+}
+
+fn kv_plan(transfer: &Transfer, repetitions: usize) -> Value {
+    const PLANS: u32 = 100;
+    let (mut cpu, mut wall) = (Vec::new(), Vec::new());
+    // The first repetition warms up.
+    for repetition in 0..=repetitions {
+        let watch = Stopwatch::start();
+        for _ in 0..PLANS {
+            std::hint::black_box(transfer.plan());
+        }
+        let (cpu_ns, wall_ns) = watch.read();
+        if repetition > 0 {
+            cpu.push(cpu_ns as f64 / f64::from(PLANS));
+            wall.push(wall_ns as f64 / f64::from(PLANS));
+        }
+    }
+    json!({ "cpu_ns": cpu, "wall_ns": wall })
 }
 
 fn run(options: &Options) -> Result<Value, Box<dyn Error>> {

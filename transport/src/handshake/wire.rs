@@ -3,13 +3,14 @@
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::Welcome;
 use crate::error::HandshakeError;
+use crate::sync::Deadline;
 
 const MARK: [u8; 8] = *b"splitkv\n";
 
@@ -49,21 +50,30 @@ impl Bounded for UnixStream {
     }
 }
 
-/// Sends a message.
+/// Sends a message. A peer that takes it byte by byte has no more time than one that takes nothing.
 ///
 /// # Errors
-/// The socket's, or the time is up.
+/// The socket's, the time is up, or it is longer than the peer would take.
 pub(crate) fn send<M: Serialize>(
     stream: &mut impl Bounded,
     message: &M,
     within: Duration,
 ) -> Result<(), HandshakeError> {
     let body = serde_json::to_vec(message).map_err(|error| HandshakeError::Malformed(error.to_string()))?;
+    let length = body.len() as u64;
+    if length > u64::from(LIMIT) {
+        return Err(too_long(length));
+    }
     let mut frame = Vec::with_capacity(MARK.len() + 4 + body.len());
     frame.extend_from_slice(&MARK);
     frame.extend_from_slice(&(body.len() as u32).to_le_bytes());
     frame.extend_from_slice(&body);
-    stream.bound(Some(within)).and_then(|()| stream.write_all(&frame)).map_err(|error| fault(&error, within))
+    let until = Deadline::after(within);
+    let mut rest = frame.as_slice();
+    while !rest.is_empty() {
+        rest = &rest[step(stream, &until, within, |stream| stream.write(rest))?..];
+    }
+    Ok(())
 }
 
 /// Receives a message. A peer that sends byte by byte has no more time than one that sends nothing.
@@ -74,9 +84,9 @@ pub(crate) fn receive<M: DeserializeOwned>(
     stream: &mut impl Bounded,
     within: Duration,
 ) -> Result<M, HandshakeError> {
-    let until = Instant::now() + within;
+    let until = Deadline::after(within);
     let mut head = [0_u8; MARK.len() + 4];
-    fill(stream, &mut head, until, within)?;
+    fill(stream, &mut head, &until, within)?;
     if head[..MARK.len()] != MARK {
         return Err(HandshakeError::Malformed("the first bytes are another protocol's".to_owned()));
     }
@@ -84,44 +94,56 @@ pub(crate) fn receive<M: DeserializeOwned>(
     length.copy_from_slice(&head[MARK.len()..]);
     let length = u32::from_le_bytes(length);
     if length > LIMIT {
-        return Err(HandshakeError::Malformed(format!(
-            "a message of {length} bytes, at most {LIMIT} are taken"
-        )));
+        return Err(too_long(length.into()));
     }
     let mut body = Vec::new();
     // Grown as it comes, so that a length is no reason to allocate.
     while body.len() < length as usize {
         let from = body.len();
         body.resize(length.min(from as u32 + (64 << 10)) as usize, 0);
-        fill(stream, &mut body[from..], until, within)?;
+        fill(stream, &mut body[from..], &until, within)?;
     }
     serde_json::from_slice(&body).map_err(|error| HandshakeError::Malformed(error.to_string()))
 }
 
-fn fill(
-    stream: &mut impl Bounded,
+fn too_long(length: u64) -> HandshakeError {
+    HandshakeError::Malformed(format!("a message of {length} bytes, at most {LIMIT} are taken"))
+}
+
+fn fill<S: Bounded>(
+    stream: &mut S,
     mut rest: &mut [u8],
-    until: Instant,
+    until: &Deadline,
     within: Duration,
 ) -> Result<(), HandshakeError> {
     while !rest.is_empty() {
-        let left = until.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Err(HandshakeError::Timeout(within));
-        }
-        match stream.bound(Some(left)).and_then(|()| stream.read(rest)) {
+        let count = step(stream, until, within, |stream| stream.read(rest))?;
+        rest = &mut rest[count..];
+    }
+    Ok(())
+}
+
+/// Reads or writes some bytes in the time that is left; at least one.
+fn step<S: Bounded>(
+    stream: &mut S,
+    until: &Deadline,
+    within: Duration,
+    mut some: impl FnMut(&mut S) -> std::io::Result<usize>,
+) -> Result<usize, HandshakeError> {
+    loop {
+        let left = until.left().ok_or(HandshakeError::Timeout(within))?;
+        match stream.bound(left).and_then(|()| some(stream)) {
             Ok(0) => {
                 return Err(HandshakeError::Io {
                     what: "handshake".to_owned(),
                     reason: "the peer closed the connection".to_owned(),
                 });
             }
-            Ok(count) => rest = &mut rest[count..],
+            Ok(count) => return Ok(count),
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
             Err(error) => return Err(fault(&error, within)),
         }
     }
-    Ok(())
 }
 
 fn fault(error: &std::io::Error, within: Duration) -> HandshakeError {

@@ -24,7 +24,7 @@ const STAGE: usize = 8 << 10;
 const _: () = assert!(STAGE >= HEAD + TAIL_MAX, "a frame's head and tail fit in the stage");
 
 /// Bytes read into the pool at once: they are still near when their checksum is made, and a stop waits no longer.
-pub(super) const CHUNK: usize = 256 << 10;
+const CHUNK: usize = 128 << 10;
 
 /// Ranges read into at once.
 const RANGES: usize = 256;
@@ -106,8 +106,6 @@ pub(super) struct Intake<'a> {
     /// By slot: layers of the transfer that was there last.
     layers: HashMap<u32, (TransferKey, BTreeMap<u16, Partial>)>,
     scratch: Vec<u8>,
-    /// The transfer that was refused last: it is told once.
-    refused: Option<TransferKey>,
     bye: bool,
     /// Frames for the sender.
     pub(super) answers: Vec<u8>,
@@ -128,7 +126,6 @@ impl<'a> Intake<'a> {
             ranges: Vec::new(),
             layers: HashMap::new(),
             scratch: vec![0; SCRATCH],
-            refused: None,
             bye: false,
             answers: Vec::new(),
         })
@@ -142,7 +139,7 @@ impl<'a> Intake<'a> {
     /// A transfer was stopped here.
     pub(super) fn stopped(&mut self, key: TransferKey) {
         self.forget(key);
-        self.refuse(key, Head::new(Kind::Nack(Refusal::Stopped), Some(key)), "");
+        Head::new(Kind::Nack(Refusal::Stopped), Some(key)).encode(&[], &mut self.answers);
     }
 
     /// Reads at most once.
@@ -250,7 +247,8 @@ impl<'a> Intake<'a> {
             _ => return Err(Over::Protocol(error.to_string())),
         };
         self.forget(key);
-        self.refuse(key, Head::new(Kind::Nack(refusal), Some(key)), "");
+        // Each time: the sender may have begun it after it was told the last time.
+        Head::new(Kind::Nack(refusal), Some(key)).encode(&[], &mut self.answers);
         self.state = if payload == 0 { State::Head } else { State::Drain(payload) };
         Ok(())
     }
@@ -430,7 +428,7 @@ impl<'a> Intake<'a> {
             head = Head { layer, tokens: found, crc32c: Some(expected), ..head };
             head.kind = Kind::Nack(Refusal::Corrupt);
         }
-        self.refuse(key, head, &text);
+        head.encode_nack(&text, &mut self.answers);
     }
 
     /// The sender gives a transfer up: whoever waits for it learns at once.
@@ -443,7 +441,6 @@ impl<'a> Intake<'a> {
         let layer = landing.landed(key).unwrap_or(0);
         if layer < landing.board().layers() {
             let peer = landing.writer_state(self.writer);
-            self.refused = Some(key);
             landing.fail(key, TransferError::Stopped { key, layer, peer });
         }
     }
@@ -464,13 +461,6 @@ impl<'a> Intake<'a> {
     fn forget(&mut self, key: TransferKey) {
         if self.layers.get(&key.slot).is_some_and(|(of, _)| *of == key) {
             self.layers.remove(&key.slot);
-        }
-    }
-
-    fn refuse(&mut self, key: TransferKey, head: Head, text: &str) {
-        if self.refused != Some(key) {
-            self.refused = Some(key);
-            head.encode_nack(text, &mut self.answers);
         }
     }
 }

@@ -19,10 +19,10 @@ use crate::sockets::{Flag, ready};
 use crate::transfer::{Completion, TransferKey};
 
 /// Bytes that are made ready ahead of the socket: their checksum is made while they are near.
-const CHUNK: usize = 256 << 10;
+const CHUNK: usize = 128 << 10;
 
-/// Bytes of one frame's payload, where ranges are shorter: a stop waits for the rest of a frame.
-const FRAME: u64 = 4 << 20;
+/// Bytes of one frame's payload, at most: a stop waits for the rest of a frame.
+pub(super) const FRAME: u32 = 4 << 20;
 
 /// Slices of one call.
 const SLICES: usize = 256;
@@ -208,11 +208,11 @@ impl Driver {
             if !self.send()? {
                 self.listen()?;
                 let limit = self.shared.stall_limit;
-                let waited = self.moved.elapsed();
-                if waited >= limit {
+                let left = limit.saturating_sub(self.moved.elapsed());
+                if left.is_zero() {
                     return Err(Over::Stalled(limit));
                 }
-                return self.sleep(Some(limit - waited));
+                return self.sleep(Some(left));
             }
         }
         self.listen()
@@ -462,9 +462,8 @@ impl Driver {
 fn frame_end(pieces: &[Piece], at: usize) -> usize {
     let mut bytes = 0;
     let fits = |piece: &&Piece| {
-        let first = bytes == 0;
-        bytes += u64::from(piece.to.bytes);
-        first || bytes <= FRAME
+        bytes += piece.to.bytes;
+        bytes <= FRAME
     };
     at + pieces[at..].iter().take(DESCRIPTORS_MAX).take_while(fits).count()
 }

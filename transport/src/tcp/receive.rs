@@ -19,7 +19,7 @@ use crate::sockets::{Flag, ready};
 use crate::transfer::TransferKey;
 
 /// Unsent answers, beyond what the kernel holds, at which a connection is closed: its sender hears nothing.
-const ANSWERS_MAX: usize = 64 << 10;
+const ANSWERS_MAX: usize = 256 << 10;
 
 /// The connection, as the landing sees it.
 struct Handle {

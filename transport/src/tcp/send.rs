@@ -11,11 +11,11 @@ use std::time::Duration;
 use splitcore_core::kv::{KvRange, PoolShape};
 
 use super::frame::{Crc, Descriptor};
-use super::lane::{Driver, Ending, Job, Lane, Piece};
+use super::lane::{Driver, Ending, FRAME, Job, Lane, Piece};
 use crate::connect::{ConnectOptions, greet, remote};
 use crate::error::{HandshakeError, TransferError};
 use crate::handshake::{Endpoint, Hello};
-use crate::ledger::Ledger;
+use crate::ledger::{Copy, Ledger};
 use crate::pool::Pool;
 use crate::transfer::{Completion, Grant, Link, PeerState, TransferKey};
 
@@ -152,11 +152,10 @@ impl Link for TcpLink {
         let route = shared.route(key)?;
         shared.lanes[route.lane].push(|| {
             let copies = shared.ledger.put(key, layer, ranges)?;
-            let piece = |(copy, range): (crate::ledger::Copy, &KvRange)| {
-                let (block, offset, bytes) = (range.to.0, range.to_offset, range.bytes);
-                Piece { from: copy.from, to: Descriptor { block, offset, bytes } }
-            };
-            let pieces: Vec<Piece> = copies.into_iter().zip(ranges).map(piece).collect();
+            let mut pieces = Vec::with_capacity(copies.len());
+            for (copy, range) in copies.into_iter().zip(ranges) {
+                cut(copy, range, shared.ledger.remote(), &mut pieces);
+            }
             Ok((!pieces.is_empty()).then_some(Job::Put { route, layer, pieces }))
         })
     }
@@ -188,6 +187,26 @@ impl Link for TcpLink {
 
     fn remote(&self) -> &PoolShape {
         self.shared.ledger.remote()
+    }
+}
+
+/// Cuts a range that is longer than a frame should be.
+fn cut(copy: Copy, range: &KvRange, remote: &PoolShape, into: &mut Vec<Piece>) {
+    let first = Piece {
+        from: copy.from,
+        to: Descriptor { block: range.to.0, offset: range.to_offset, bytes: copy.bytes.min(FRAME) },
+    };
+    into.push(first);
+    let mut done = first.to.bytes;
+    while done < copy.bytes {
+        let bytes = (copy.bytes - done).min(FRAME);
+        // Always there: the ledger found the whole range inside.
+        let Some((block, offset)) = remote.block_at(copy.to + u64::from(done)) else { return };
+        into.push(Piece {
+            from: copy.from + u64::from(done),
+            to: Descriptor { block: block.0, offset, bytes },
+        });
+        done += bytes;
     }
 }
 

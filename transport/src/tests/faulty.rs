@@ -11,7 +11,7 @@ use rand_pcg::Pcg32;
 use splitcore_core::id::RequestId;
 use splitcore_core::kv::{BlockId, KvRange};
 
-use super::kit::{HERE, Local, THERE, bytes, landing, pool, shape};
+use super::kit::{HERE, Local, THERE, bytes, fill, landing, pool, shape};
 use crate::faulty::{Faults, Faulty, Kinds};
 use crate::landing::{Arrival, Landing};
 use crate::outcomes::{Outcomes, Overdue};
@@ -26,6 +26,9 @@ const CANARY: u8 = 0xCA;
 const POISON: u8 = 0xBD;
 /// Steps of a run; every call of the link counts for the faults.
 const STEPS: u32 = 120;
+
+/// What makes another link of a link that sends from a pool.
+type Wrap = fn(Arc<dyn Link>, &Arc<Pool>) -> Arc<dyn Link>;
 
 /// A transfer as its test sees it.
 struct Story {
@@ -65,14 +68,14 @@ impl World {
     }
 
     /// A world whose faulty link stands on what `wrap` makes of the sound one.
-    fn over(seed: u64, faults: Faults, wrap: fn(Arc<dyn Link>, &Arc<Pool>) -> Arc<dyn Link>) -> Self {
+    fn over(seed: u64, faults: Faults, wrap: Wrap) -> Self {
         let source = pool(LAYERS, BLOCKS);
         let landing = landing(LAYERS, BLOCKS, SLOTS);
         let all: Vec<BlockId> = (0..BLOCKS).map(BlockId).collect();
         for &block in &all {
             for layer in 0..LAYERS {
-                bytes(&source, layer, block).fill(POISON);
-                bytes(landing.pool(), layer, block).fill(CANARY);
+                fill(&source, layer, block, |_| POISON);
+                fill(landing.pool(), layer, block, |_| CANARY);
             }
         }
         let inner = Local::join(source.clone(), &landing, THERE);
@@ -125,9 +128,7 @@ impl World {
         self.next += 1;
         for (index, &block) in from.iter().enumerate() {
             for layer in 0..LAYERS {
-                for (place, byte) in bytes(&self.source, layer, block).iter_mut().enumerate() {
-                    *byte = value(stamp, layer, index * 32 + place);
-                }
+                fill(&self.source, layer, block, |place| value(stamp, layer, index * 32 + place));
             }
         }
         let grant = self.landing.open(THERE, RequestId(request), to.clone(), 32 * count as u64).unwrap();
@@ -234,7 +235,7 @@ impl World {
         story.ended = true;
         for block in story.from.clone() {
             for layer in 0..LAYERS {
-                bytes(&self.source, layer, block).fill(POISON);
+                fill(&self.source, layer, block, |_| POISON);
             }
         }
         let from = std::mem::take(&mut story.from);
@@ -278,7 +279,7 @@ impl World {
         let Some(story) = self.stories.get_mut(&of) else { return };
         for block in story.to.drain(..) {
             for layer in 0..LAYERS {
-                bytes(self.landing.pool(), layer, block).fill(CANARY);
+                fill(self.landing.pool(), layer, block, |_| CANARY);
             }
             self.free_to.push(block);
         }
@@ -405,7 +406,7 @@ fn without_faults_everything_that_is_not_stopped_lands_in_order() {
 
 #[test]
 fn the_same_holds_where_the_bytes_go_in_the_background() {
-    let throttle = |link, pool: &Arc<Pool>| -> Arc<dyn Link> {
+    let throttle: Wrap = |link, pool| {
         let wire = Wire { bytes_per_second: NonZeroU64::MAX, latency: Duration::from_micros(20) };
         Arc::new(Throttle::new(link, pool.clone(), HERE, wire).unwrap())
     };

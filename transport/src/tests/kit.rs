@@ -63,13 +63,25 @@ pub(crate) fn whole(shape: &PoolShape, layer: u16, from: BlockId, to: BlockId) -
     KvRange { from, from_offset: offset, to, to_offset: offset, bytes }
 }
 
-/// Reads or writes bytes of a pool. Tests do so only where nobody else does.
-pub(crate) fn bytes(pool: &Pool, layer: u16, block: BlockId) -> &mut [u8] {
+fn place(pool: &Pool, layer: u16, block: BlockId) -> (*mut u8, usize) {
     let size = pool.shape().layout.layer_block_bytes();
     let place = pool.shape().locate(block, u32::from(layer) * size).unwrap();
-    // SAFETY: the place is in the pool, and the caller is the only one who touches this block.
-    unsafe {
-        std::slice::from_raw_parts_mut(pool.host_base().unwrap().as_ptr().add(place as usize), size as usize)
+    (pool.host_base().unwrap().as_ptr().wrapping_add(place as usize), size as usize)
+}
+
+/// The bytes of a block in a layer.
+pub(crate) fn bytes(pool: &Pool, layer: u16, block: BlockId) -> Vec<u8> {
+    let (from, len) = place(pool, layer, block);
+    // SAFETY: the place is in the pool. Who looks at a block while it is written is wrong anyway.
+    unsafe { std::slice::from_raw_parts(from, len) }.to_vec()
+}
+
+/// Writes a block in a layer: to every place its byte.
+pub(crate) fn fill(pool: &Pool, layer: u16, block: BlockId, byte: impl Fn(usize) -> u8) {
+    let (to, len) = place(pool, layer, block);
+    for at in 0..len {
+        // SAFETY: the place is in the pool, and tests write only blocks that nobody else touches.
+        unsafe { to.add(at).write(byte(at)) };
     }
 }
 

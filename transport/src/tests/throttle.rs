@@ -7,7 +7,7 @@ use std::time::Duration;
 use splitcore_core::id::RequestId;
 use splitcore_core::kv::{BlockId, KvRange, PoolShape, Values};
 
-use super::kit::{HERE, Local, THERE, blocks, bytes, shape, whole};
+use super::kit::{HERE, Local, THERE, blocks, bytes, fill, shape, whole};
 use crate::error::TransferError;
 use crate::landing::Landing;
 use crate::pool::Pool;
@@ -81,9 +81,8 @@ fn what_goes_over_a_slower_wire_lands_whole() {
     let pair = pair(FAST);
     for block in 0..4 {
         for layer in 0..LAYERS {
-            for (place, byte) in bytes(&pair.source, layer, BlockId(block)).iter_mut().enumerate() {
-                *byte = (place as u32 * 7 / 3 + block * 50 + u32::from(layer)) as u8;
-            }
+            let byte = |place: usize| (place as u32 * 7 / 3 + block * 50 + u32::from(layer)) as u8;
+            fill(&pair.source, layer, BlockId(block), byte);
         }
     }
     let grant = pair.begin(&[2, 0, 1]);

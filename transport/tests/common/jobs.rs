@@ -8,8 +8,8 @@ use splitcore_transport::{Backend, Endpoint, Grant, Incarnation, Link, Pool, Tra
 
 use super::child::{job, said, tell, wrong};
 use super::{
-    BOUND, connect_by, destination_shape, ends, fill, next, open, plan, receiver_in, scattered, send_layer,
-    source_shape, verify,
+    BOUND, connect_by, destination_shape, ends, fill, next, open, plan, receiver_in, scattered, source_shape,
+    unless_busy, verify,
 };
 
 /// An exchange of several transfers, all of whose choices come from one seed.
@@ -26,6 +26,8 @@ pub(crate) struct Job {
     /// To whom, and by which leave: for a sender.
     pub(crate) to: Option<Endpoint>,
     pub(crate) grants: Vec<Grant>,
+    /// After how many puts, and turns of a loop, a sender kills itself while it goes on.
+    pub(crate) doomed_put: Option<(u64, u64)>,
 }
 
 /// Which part of it.
@@ -115,9 +117,14 @@ impl Job {
         }
         let mut state = self.seed ^ 4;
         for (transfer, layer) in self.steps() {
-            let ranges = 1 + (next(&mut state) % 200) as usize;
+            let at_once = 1 + (next(&mut state) % 40) as usize;
             let key = grants[transfer].key;
-            outcome = outcome.and_then(|()| send_layer(link, key, &plans[transfer], layer, ranges));
+            let ranges: Vec<_> = plans[transfer].layer(layer).collect();
+            for some in ranges.chunks(at_once) {
+                outcome = outcome.and_then(|()| unless_busy(link, || link.put(key, layer, some)));
+                told("put");
+            }
+            outcome = outcome.and_then(|()| unless_busy(link, || link.publish(key, layer, 16)));
             if outcome.is_ok() {
                 told("published");
             }
@@ -146,11 +153,26 @@ fn send(job: &Job) {
     let to = job.to.as_ref().expect("an endpoint");
     let link = connect_by(job.backend, &pool, job.sender, to);
     tell("connected");
-    if let Err(error) = job.send(&*link, &job.grants, tell) {
+    let mut puts = 0;
+    let told = |what: &str| {
+        if what != "put" {
+            return tell(what);
+        }
+        puts += 1;
+        if let Some((_, turns)) = job.doomed_put.filter(|&(doomed, _)| doomed == puts) {
+            std::thread::spawn(move || die(turns));
+        }
+    };
+    if let Err(error) = job.send(&*link, &job.grants, told) {
         wrong(&error.to_string());
     }
     tell("done");
     while said().is_some() {}
+}
+
+fn die(turns: u64) {
+    (0..turns).for_each(|_| std::hint::spin_loop());
+    let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
 }
 
 fn write(job: &Job) {

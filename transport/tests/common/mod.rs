@@ -282,6 +282,26 @@ pub(crate) fn open(receiver: &Receiver, writer: Incarnation, request: u64, block
     landing.open(writer, RequestId(request), blocks.to_vec(), bytes).unwrap()
 }
 
+/// Waits until every transfer has landed or is fenced; says whether all have landed.
+pub(crate) fn settle(landing: &Landing, grants: &[Grant]) -> bool {
+    let mut arrivals = Vec::new();
+    let landed = |grant: &Grant| landing.landed(grant.key) == Ok(landing.pool().shape().layout.layers);
+    until("every transfer has landed or is fenced", || {
+        landing.poll(&mut arrivals);
+        let fenced = |grant: &Grant| arrivals.contains(&Arrival::Fenced(grant.key));
+        let settled = grants.iter().all(|grant| landed(grant) || fenced(grant));
+        if !settled {
+            landing.wait(BOUND);
+        }
+        settled
+    });
+    for grant in grants {
+        let fences = arrivals.iter().filter(|arrival| **arrival == Arrival::Fenced(grant.key)).count();
+        assert!(fences <= 1, "{} was fenced {fences} times", grant.key);
+    }
+    grants.iter().all(landed)
+}
+
 /// Waits until a transfer is fenced; fails if it is fenced twice.
 pub(crate) fn fenced(landing: &Landing, key: TransferKey) {
     let mut arrivals = Vec::new();
