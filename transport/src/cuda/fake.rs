@@ -129,17 +129,30 @@ impl State {
         }
     }
 
-    /// Runs what can run.
-    fn run(&mut self) {
-        let streams: Vec<u64> = self.streams.keys().copied().collect();
-        let mut any = !self.frozen;
-        while any {
-            any = false;
-            for stream in &streams {
-                while self.step(*stream) {
-                    any = true;
+    /// Runs a stream as far as it can, and others only as far as it waits for them.
+    fn run(&mut self, stream: u64) {
+        while !self.frozen {
+            let front = self.streams.get(&stream).and_then(VecDeque::front);
+            match front {
+                Some(Op::Hold { event, number }) if self.marks[event].reached < *number => {
+                    let (event, number) = (*event, *number);
+                    self.run_to(event, number);
+                    if self.marks[&event].reached < number {
+                        return;
+                    }
                 }
+                Some(_) => drop(self.step(stream)),
+                None => return,
             }
+        }
+    }
+
+    /// Runs the stream that an event was recorded in.
+    fn run_to(&mut self, event: u64, number: u64) {
+        let is_it = |op: &Op| matches!(op, Op::Record { event: e, number: n } if (*e, *n) == (event, number));
+        let recorded = self.streams.iter().find(|(_, ops)| ops.iter().any(is_it)).map(|(stream, _)| *stream);
+        if let Some(stream) = recorded {
+            self.run(stream);
         }
     }
 
@@ -200,12 +213,12 @@ impl Hardware {
     }
 
     /// Runs until `done`, which is at once unless it is frozen.
-    fn until(&self, done: impl Fn(&State) -> bool) {
+    fn until(&self, run: impl Fn(&mut State), done: impl Fn(&State) -> bool) {
         let mut state = self.state();
-        state.run();
+        run(&mut state);
         while !done(&state) {
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
-            state.run();
+            run(&mut state);
         }
     }
 
@@ -345,7 +358,8 @@ impl Driver for FakeDriver {
     }
 
     fn drain(&self, stream: Stream) -> Result<(), Fault> {
-        self.hardware.until(|state| state.streams.get(&stream.0).is_none_or(VecDeque::is_empty));
+        let is_empty = |state: &State| state.streams.get(&stream.0).is_none_or(VecDeque::is_empty);
+        self.hardware.until(|state| state.run(stream.0), is_empty);
         Ok(())
     }
 
@@ -428,9 +442,10 @@ impl Driver for FakeDriver {
 
     fn reached(&self, event: Event) -> Result<bool, Fault> {
         let mut state = self.hardware.state();
-        state.run();
-        let mark = &state.marks[&state.event(self.process, event)];
-        Ok(mark.reached >= mark.recorded)
+        let number = state.event(self.process, event);
+        let recorded = state.marks[&number].recorded;
+        state.run_to(number, recorded);
+        Ok(state.marks[&number].reached >= recorded)
     }
 
     fn wait(&self, event: Event) -> Result<(), Fault> {
@@ -440,7 +455,8 @@ impl Driver for FakeDriver {
             let number = state.event(self.process, event);
             (number, state.marks[&number].recorded)
         };
-        self.hardware.until(|state| state.marks[&number].reached >= recorded);
+        let is_reached = |state: &State| state.marks[&number].reached >= recorded;
+        self.hardware.until(|state| state.run_to(number, recorded), is_reached);
         Ok(())
     }
 

@@ -46,8 +46,19 @@ pub(super) fn connected(pool: &Arc<Pool>, receiver: &Receiver) -> Arc<dyn Link> 
     connect(pool, me, receiver.endpoint(), &ConnectOptions::new("m")).unwrap()
 }
 
+/// Lets the device run when it is dropped.
+pub(super) struct Thaw(Arc<Hardware>);
+
+impl Drop for Thaw {
+    fn drop(&mut self) {
+        self.0.thaw();
+    }
+}
+
 /// A receiver in process 1 and a sender in process 2, on one device.
 pub(super) struct Pair {
+    /// First, so that a test that fails while the device is frozen ends.
+    _thaw: Thaw,
     pub(super) hardware: Arc<Hardware>,
     pub(super) theirs: Arc<Pool>,
     pub(super) ours: Arc<Pool>,
@@ -68,7 +79,7 @@ pub(super) fn pair() -> Pair {
     let receiver = receiver_on(&theirs);
     let me = Incarnation::random().unwrap();
     let link = connect(&ours, me, receiver.endpoint(), &ConnectOptions::new("m")).unwrap();
-    Pair { hardware, theirs, ours, receiver, me, link }
+    Pair { _thaw: Thaw(hardware.clone()), hardware, theirs, ours, receiver, me, link }
 }
 
 /// Block `from` to block `to`, whole, in one layer.
@@ -245,6 +256,12 @@ fn what_the_receiver_stops_is_fenced_when_its_copies_are_done() {
     let landing = pair.receiver.landing();
     landing.stop(key).unwrap();
     assert!(matches!(pair.link.put(key, 1, &[range(0, 0, 1)]), Err(TransferError::Stopped { .. })));
+    // A fence that came too early would come at once.
+    let mut seen = Vec::new();
+    while landing.wait(Duration::from_millis(200)) {
+        landing.poll(&mut seen);
+    }
+    assert!(!seen.contains(&Arrival::Fenced(key)), "{seen:?}");
     assert_eq!(landing.release(key), Err(TransferError::NotFenced { key }));
     pair.hardware.thaw();
     pair.arrivals_until(&Arrival::Fenced(key));
