@@ -9,6 +9,10 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from kv_sides import sides
+
+__all__ = ["cli", "data_dir", "root", "sides"]
+
 ROOT = Path(__file__).resolve().parent.parent
 
 # One profile explores, the other repeats: a failure on a build machine is a failure here.

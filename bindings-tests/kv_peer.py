@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from splitcore import SplitcoreError
+from splitcore.nixl_transfer import link
 from splitcore.transfer import KvLayout, KvPool, Receiver, TransferKey, connect
 
 MODEL = "a model"
@@ -33,7 +34,7 @@ class Side:
 
     def __init__(self):
         self.pool = self.receiver = self.sender = None
-        self.transfers = {}
+        self.transfers, self.kept = {}, []
 
     def pool_(self, layout, blocks, seed=None):
         self.pool = KvPool(KvLayout(**layout), blocks)
@@ -59,9 +60,6 @@ class Side:
         here, there = rows(self.pool, dest, tokens), rows(other, source, tokens)
         assert np.array_equal(here[upto], there[upto]), "landed bytes differ"
         return int(np.count_nonzero(self.pool.native.array())) - int(np.count_nonzero(here))
-
-    def endpoint(self):
-        return self.receiver.endpoint
 
     def count_nonzero(self):
         return int(np.count_nonzero(self.pool.native.array()))
@@ -112,9 +110,16 @@ class Side:
 
     def put_beyond(self, request, offset):
         """Write a range behind the checks of the books: what a broken sender would do."""
-        grant, link = self.transfers[request].grant, self.sender._link
+        grant, way = self.transfers[request].grant, self.sender._link
         copies = np.array([[0, offset, 64]], dtype=np.uint64)
-        link._agent.write(link._name, link._base, copies, {"key": grant.key.slot})
+        way._agent.write(way._name, way._base, copies, {"key": grant.key.slot})
+
+    def ranges_per_write(self, count):
+        link._RANGES_MAX = count
+
+    def keep(self):
+        """Keep the connection, and be ready for another one."""
+        self.kept.append(self.sender)
 
     def finish(self, request, timeout):
         return self.sender.finish(self.transfers[request], timeout).kind
@@ -124,10 +129,17 @@ class Side:
 
     def use(self):
         """Count descriptors and threads."""
-        return len(os.listdir("/proc/self/fd")), len(list(Path("/proc/self/task").iterdir()))
+        return [len(list(Path(f"/proc/self/{what}").iterdir())) for what in ("fd", "task")]
 
     def disconnect(self):
         self.sender.close()
+
+    def joined(self, writer, timeout):
+        """Wait for a sender; by NIXL it comes in only while the receiver is called."""
+        deadline = time.monotonic() + timeout
+        while time.monotonic() < deadline and self.receiver.writer_state(writer) != "connected":
+            self.receiver.wait(0.005)
+        return self.receiver.writer_state(writer)
 
     def writer_state(self, writer):
         return self.receiver.writer_state(writer)

@@ -1,5 +1,6 @@
 """Runs sides of a transfer as processes, each call bounded."""
 
+import itertools
 import json
 import os
 import select
@@ -14,9 +15,10 @@ PEER = Path(__file__).with_name("kv_peer.py")
 
 LAYOUT = {"layers": 3, "heads": 2, "head_dim": 8, "block_tokens": 4, "dtype": "f32"}
 BLOCKS = 12
+LIVES = itertools.count(1000)
 
 
-class Told(Exception):
+class Told(Exception):  # noqa: N818
     """The other process answered with an error of splitcore."""
 
     def __init__(self, answer):
@@ -117,9 +119,14 @@ def pair(sides, env=None, *, source=LAYOUT, dest=LAYOUT, listen=None, backend=No
     receiver.answer()
     endpoint = receiver("listen", **(listen or {}))
     sender.answer()
-    sender.send("connect", endpoint=endpoint, backend=backend, **connect)
-    # By NIXL a receiver answers only while it is called.
-    receiver("arrivals", timeout=3.0 if (listen or {}).get("nixl") else 0.0)
-    life, used = sender.answer()
-    assert backend in (None, used)
-    return receiver, sender, life
+    return receiver, sender, join(receiver, sender, endpoint, backend=backend, **connect)
+
+
+def join(receiver, sender, endpoint, *, backend, **options):
+    """Connect a sender; its incarnation."""
+    life = next(LIVES)
+    sender.send("connect", endpoint=endpoint, backend=backend, incarnation=life, **options)
+    state = receiver("joined", writer=life, timeout=5.0)
+    _, used = sender.answer()
+    assert (state, backend) in (("connected", used), ("connected", None))
+    return life

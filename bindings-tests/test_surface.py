@@ -15,6 +15,7 @@ WRAPPED = dict.fromkeys(("capacity", "simulate"), "takes the options as keyword 
 # Public in the native module, and called by functions of `splitcore` alone.
 INNER = {
     "Cache": "opened by path",
+    **dict.fromkeys(("bench_transfer", "bench_transfer_receive"), "`splitcore bench-transfer`"),
     "Search": "driven by engines",
     "design_presets": "`splitcore.designs.PRESETS`",
     "judge": "called by engines",

@@ -6,8 +6,8 @@ import random
 import time
 
 import pytest
-from kv_sides import BLOCKS, LAYOUT, Told, key_of, pair, sides  # noqa: F401
 
+from kv_sides import BLOCKS, LAYOUT, Told, join, key_of, pair
 from splitcore.nixl_transfer import available
 
 NIXL = pytest.mark.skipif(available() is not None, reason=str(available()))
@@ -26,11 +26,16 @@ TRIALS = int(os.environ.get("SPLITCORE_KILL_TRIALS", "3"))
 
 
 @pytest.fixture(params=WAYS)
+def every_way(request):
+    return request.param
+
+
+@pytest.fixture(params=WAYS[:3])
 def way(request):
     return request.param
 
 
-def connected(sides, way, **options):  # noqa: F811
+def connected(sides, way, **options):
     backend, listen, env = way
     return pair(sides, env, listen=listen, backend=backend, **options)
 
@@ -43,22 +48,24 @@ def begin(receiver, sender, life, *, request=7, source=(3, 0, 7), dest=(9, 2, 5)
     return key_of(grant)
 
 
-def test_every_byte_of_scattered_blocks_lands_and_no_other_is_touched(sides, way):  # noqa: F811
-    receiver, sender, life = connected(sides, way)
+def test_every_byte_of_scattered_blocks_lands_and_no_other_is_touched(sides, every_way):
+    receiver, sender, life = connected(sides, every_way)
     key = begin(receiver, sender, life)
     for layer in range(LAYOUT["layers"]):
         sender("put_layers", request=7, layers=[layer])
         tokens, size = receiver("wait_layer", key=key, layer=layer, timeout=10)
         assert (tokens, size) == (10, 10 * 2 * 2 * 8 * 4)
     assert sender("finish", request=7, timeout=10) == "local-done"
-    assert receiver("check", layout=LAYOUT, blocks=BLOCKS, seed=1, source=[3, 0, 7], dest=[9, 2, 5], tokens=[0, 10]) == 0
+    assert (
+        receiver("check", layout=LAYOUT, blocks=BLOCKS, seed=1, source=[3, 0, 7], dest=[9, 2, 5], tokens=[0, 10]) == 0
+    )
     assert receiver("release", key=key) == 0
     sender("close")
     receiver("close")
     assert [sender.end(), receiver.end()] == [0, 0]
 
 
-def test_layouts_that_differ_are_translated_on_the_way(sides, way):  # noqa: F811
+def test_layouts_that_differ_are_translated_on_the_way(sides, way):
     source = {**LAYOUT, "block_tokens": 6, "order": "NHD", "arrangement": "block_first"}
     dest = {**LAYOUT, "planes": "apart"}
     receiver, sender, life = connected(sides, way, source=source, dest=dest)
@@ -66,10 +73,12 @@ def test_layouts_that_differ_are_translated_on_the_way(sides, way):  # noqa: F81
     sender("put_layers", request=7, layers=[2, 0, 1])
     for layer in range(3):
         receiver("wait_layer", key=key, layer=layer, timeout=10)
-    assert receiver("check", layout=source, blocks=BLOCKS, seed=1, source=[5, 1, 2], dest=[8, 3, 4], tokens=[0, 11]) == 0
+    assert (
+        receiver("check", layout=source, blocks=BLOCKS, seed=1, source=[5, 1, 2], dest=[8, 3, 4], tokens=[0, 11]) == 0
+    )
 
 
-def test_a_layer_is_not_here_before_it_is_sent(sides, way):  # noqa: F811
+def test_a_layer_is_not_here_before_it_is_sent(sides, way):
     receiver, sender, life = connected(sides, way)
     key = begin(receiver, sender, life)
     sender("put_layers", request=7, layers=[0, 2])
@@ -80,7 +89,7 @@ def test_a_layer_is_not_here_before_it_is_sent(sides, way):  # noqa: F811
     assert receiver("landed", key=key) == 1
 
 
-def test_a_stop_by_the_receiver_fences_and_the_sender_hears_of_it(sides, way):  # noqa: F811
+def test_a_stop_by_the_receiver_fences_and_the_sender_hears_of_it(sides, way):
     receiver, sender, life = connected(sides, way)
     key = begin(receiver, sender, life)
     sender("put_layers", request=7, layers=[0])
@@ -92,12 +101,11 @@ def test_a_stop_by_the_receiver_fences_and_the_sender_hears_of_it(sides, way):  
         receiver("wait_layer", key=key, layer=1, timeout=5)
     # Over TCP the sender hears of it by what it sends next.
     with pytest.raises(Told):
-        for _ in range(100):
-            sender("put_layers", request=7, layers=[1])
+        sender("put_layers", request=7, layers=[1] * 1000)
     assert receiver("release", key=key) == 0
 
 
-def test_a_stop_by_the_sender_ends_the_wait_of_the_receiver(sides, way):  # noqa: F811
+def test_a_stop_by_the_sender_ends_the_wait_of_the_receiver(sides, way):
     receiver, sender, life = connected(sides, way)
     key = begin(receiver, sender, life)
     receiver.send("wait_layer", key=key, layer=0, timeout=10)
@@ -110,42 +118,43 @@ def test_a_stop_by_the_sender_ends_the_wait_of_the_receiver(sides, way):  # noqa
     assert receiver("release", key=key) == 0
 
 
-def test_a_grant_taken_back_before_the_sender_comes_is_never_written(sides, way):  # noqa: F811
+def test_a_grant_taken_back_before_the_sender_comes_is_never_written(sides, way):
     backend, listen, env = way
-    receiver, sender, _ = connected(sides, way)
-    life = 12345
+    receiver = sides(env)
+    receiver("pool_", layout=LAYOUT, blocks=BLOCKS)
+    endpoint, life = receiver("listen", **listen), 12345
     grant = receiver("open", writer=life, request=7, blocks=[1, 2, 3], tokens=10)
     receiver("stop", key=key_of(grant))
     receiver("settle", key=key_of(grant), timeout=10)
     late = sides(env)
     late("pool_", layout=LAYOUT, blocks=BLOCKS, seed=1)
-    endpoint = receiver("endpoint")
     late.send("connect", endpoint=endpoint, backend=backend, incarnation=life)
-    receiver("arrivals", timeout=3.0 if listen else 0.0)
+    assert receiver("joined", writer=life, timeout=5) == "connected"
     late.answer()
     try:
         late("begin", grant=grant, table=[4, 5, 6], tokens=[0, 10])
         late("put_layers", request=7, layers=[0, 1, 2])
     except Told:
         pass
-    receiver("arrivals", timeout=0.5)
+    # Long enough for bytes that were on their way.
+    receiver("joined", writer=1, timeout=0.3)
     assert receiver("count_nonzero") == 0
 
 
-def test_another_model_is_refused_by_name(sides, way):  # noqa: F811
+def test_another_model_is_refused_by_name(sides, way):
     backend, listen, env = way
     receiver, sender = sides(env), sides(env)
     receiver("pool_", layout=LAYOUT, blocks=BLOCKS)
     sender("pool_", layout={**LAYOUT, "layers": 4}, blocks=BLOCKS)
     endpoint = receiver("listen", **listen)
-    sender.send("connect", endpoint=endpoint, backend=backend)
-    receiver("arrivals", timeout=3.0 if listen else 0.0)
+    sender.send("connect", endpoint=endpoint, backend=backend, incarnation=9)
+    receiver("joined", writer=9, timeout=1.0)
     with pytest.raises(Told, match="layers"):
         sender.answer()
 
 
-def test_killed_senders_leave_no_torn_layer_and_no_residue(sides, way):  # noqa: F811
-    backend, listen, env = way
+def test_killed_senders_leave_no_torn_layer_and_no_residue(sides, every_way):
+    backend, listen, env = every_way
     rng = random.Random(5)  # noqa: S311
     receiver = sides(env)
     receiver("pool_", layout=LARGE, blocks=BLOCKS)
@@ -154,9 +163,7 @@ def test_killed_senders_leave_no_torn_layer_and_no_residue(sides, way):  # noqa:
     for trial in range(TRIALS):
         sender = sides(env)
         sender("pool_", layout=LARGE, blocks=BLOCKS, seed=trial)
-        sender.send("connect", endpoint=endpoint, backend=backend)
-        receiver("arrivals", timeout=3.0 if listen else 0.0)
-        life, _ = sender.answer()
+        life = join(receiver, sender, endpoint, backend=backend)
         dest = rng.sample(range(BLOCKS), 6)
         key = begin(receiver, sender, life, request=trial, source=FIRST, dest=dest, tokens=90)
         receiver.send("settle", key=key, timeout=20)
@@ -169,11 +176,13 @@ def test_killed_senders_leave_no_torn_layer_and_no_residue(sides, way):  # noqa:
         assert receiver("release", key=key) == 0
         receiver("clear")
         used.append(receiver("use"))
-    assert settled(receiver, used[0])
+    assert settled(receiver, used[0], backend)
 
 
-def settled(side, used):
+def settled(side, used, backend):
     """Whether a process comes back to the descriptors and threads that it had."""
+    # UCX keeps what it had of the last broken connection, two descriptors, but never of two.
+    used = [used[0] + 2 * (backend == "nixl"), used[1]]
     deadline = time.monotonic() + 5
     while time.monotonic() < deadline:
         now = side("use")
@@ -183,8 +192,8 @@ def settled(side, used):
     return False
 
 
-def test_killed_receivers_end_every_transfer_of_a_sender(sides, way):  # noqa: F811
-    backend, listen, env = way
+def test_killed_receivers_end_every_transfer_of_a_sender(sides, every_way):
+    backend, listen, env = every_way
     rng = random.Random(6)  # noqa: S311
     sender = sides(env)
     sender("pool_", layout=LARGE, blocks=BLOCKS, seed=1)
@@ -193,9 +202,7 @@ def test_killed_receivers_end_every_transfer_of_a_sender(sides, way):  # noqa: F
         receiver = sides(env)
         receiver("pool_", layout=LARGE, blocks=BLOCKS)
         endpoint = receiver("listen", **listen)
-        sender.send("connect", endpoint=endpoint, backend=backend)
-        receiver("arrivals", timeout=3.0 if listen else 0.0)
-        life, _ = sender.answer()
+        life = join(receiver, sender, endpoint, backend=backend)
         key = begin(receiver, sender, life, request=trial, source=FIRST, dest=FIRST, tokens=90)
         receiver.send("settle", key=key, timeout=20)
         sender.send("put_layers", request=trial, layers=list(range(16)))
@@ -208,10 +215,10 @@ def test_killed_receivers_end_every_transfer_of_a_sender(sides, way):  # noqa: F
         assert sender("finish", request=trial, timeout=15) in ("local-done", "failed")
         sender("disconnect")
         used.append(sender("use"))
-    assert settled(sender, used[0])
+    assert settled(sender, used[0], backend)
 
 
-def test_what_is_left_over_of_killed_processes_is_not_in_the_way_of_the_next(sides):  # noqa: F811
+def test_what_is_left_over_of_killed_processes_is_not_in_the_way_of_the_next(sides):
     first = sides()
     first("pool_", layout=LAYOUT, blocks=BLOCKS)
     endpoint = first("listen")
@@ -225,7 +232,7 @@ def test_what_is_left_over_of_killed_processes_is_not_in_the_way_of_the_next(sid
     assert told.value.kind == "io"
 
 
-def test_the_grant_is_plain_json(sides):  # noqa: F811
+def test_the_grant_is_plain_json(sides):
     receiver, _, life = pair(sides)
     grant = json.loads(receiver("open", writer=life, request=7, blocks=[1], tokens=4))
     assert grant["blocks"] == [1]

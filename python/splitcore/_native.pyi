@@ -47,6 +47,8 @@ __all__ = [
     "UnknownIdError",
     "Why",
     "WriterStops",
+    "bench_transfer",
+    "bench_transfer_receive",
     "capacity",
     "choose_backend",
     "connect",

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Literal, NotRequired, TypedDict, cast
 
-from splitcore import _native
+from splitcore import _native, bench_nixl
 
 __all__ = ["BACKENDS", "Backend", "Bandwidth", "Exposed", "Measured", "Notify", "Queued", "measure"]
 
@@ -77,7 +77,7 @@ def measure(
         transfer_bytes: Bytes of a whole transfer.
         repetitions: Of each transfer; the best counts, since other load can only slow it down.
         notifies: Layers published to a receiver that sleeps.
-        queued: Transfers queued at once.
+        queued: Transfers queued at once; NIXL is measured without this and the next.
         throttle_bits_per_second: Of the link for which layer-wise and serialized transfers are compared.
         progress: Called with the steps done and all steps.
 
@@ -87,6 +87,14 @@ def measure(
     Raises:
         SplitcoreError: A process or a transport failed.
     """
+    if backend == "nixl":
+        return bench_nixl.measure(
+            block_bytes=block_bytes,
+            transfer_bytes=transfer_bytes,
+            repetitions=repetitions,
+            notifies=notifies,
+            progress=progress,
+        )
     plan = {
         "block_bytes": list(block_bytes),
         "transfer_bytes": transfer_bytes,

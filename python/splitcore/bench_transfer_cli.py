@@ -1,6 +1,5 @@
 """The command ``splitcore bench-transfer``."""
 
-import importlib.util
 from functools import partial
 from pathlib import Path
 from typing import Annotated, get_args
@@ -9,7 +8,7 @@ import typer
 from rich.console import Group, RenderableType
 
 from splitcore import bench_transfer as bench
-from splitcore import tables
+from splitcore import nixl_transfer, tables
 from splitcore.options import option
 from splitcore.outputs import STDOUT, Outputs, dump
 from splitcore.progress import Bar
@@ -82,7 +81,7 @@ def _check(sizes: list[int], mib: int, counts: dict[str, int]) -> None:
 
 
 def _backends(named: list[str] | None) -> list[bench.Backend]:
-    has_nixl = any(importlib.util.find_spec(name) for name in ("nixl", "nixl_cu12", "nixl_cu13"))
+    has_nixl = nixl_transfer.available() is None
     if not named:
         return [name for name in bench.BACKENDS if name != "nixl" or has_nixl]
     for name in named:

@@ -82,6 +82,8 @@ struct Held {
     what: What,
     /// Calls until it may go.
     calls: u32,
+    /// Whether it is to come a second time, once it has gone.
+    twice: bool,
     /// A second time of what has gone before: what becomes of it is nobody's business.
     again: bool,
 }
@@ -144,8 +146,9 @@ impl State {
 
     /// Whether an operation may go before those that are held.
     fn may_go(&self, key: TransferKey, layer: u16, what: &What) -> bool {
-        let is_put =
-            |held: &Held| held.key == key && held.layer == layer && matches!(held.what, What::Put(_));
+        let is_put = |held: &Held| {
+            held.key == key && held.layer == layer && !held.again && matches!(held.what, What::Put(_))
+        };
         matches!(what, What::Put(_)) || !self.held.iter().any(is_put)
     }
 
@@ -236,6 +239,11 @@ impl Faulty {
                 state.held.push(Held { calls: 1, ..held });
                 Ok(())
             }
+            Ok(()) if held.twice => {
+                let calls = 2 + state.below(self.faults.held_max);
+                state.held.push(Held { calls, twice: false, again: true, ..held });
+                Ok(())
+            }
             done => done,
         }
     }
@@ -268,15 +276,11 @@ impl Faulty {
         let mut done = Ok(());
         if !fate.drop {
             let waits = fate.held.or_else(|| (!state.may_go(key, layer, &what)).then_some(0));
-            let call = Held { key, layer, what, calls: 0, again: false };
-            let again = Held { calls: 2 + state.below(held_max), again: true, ..call.clone() };
+            let call = Held { key, layer, what, calls: 0, twice: fate.twice, again: false };
             match waits {
                 // The step below is not yet the next call's.
                 Some(calls) => state.held.push(Held { calls: calls + 2, ..call }),
                 None => done = self.pass(&mut state, call),
-            }
-            if fate.twice && done.is_ok() {
-                state.held.push(again);
             }
         }
         self.step(&mut state);

@@ -5,7 +5,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use splitcore_core::kv::{BlockSet, KvRange, PoolShape};
 
@@ -254,8 +254,18 @@ impl Ledger {
 
     /// Sleeps until there is an end to poll, at most `within`; says whether there is.
     pub(crate) fn wait(&self, within: Duration) -> bool {
-        let rings = self.bell.count();
-        self.has_ended() || self.bell.wait(rings, within) != rings && self.has_ended()
+        let until = Instant::now().checked_add(within);
+        loop {
+            let rings = self.bell.count();
+            if self.has_ended() {
+                return true;
+            }
+            // A ring may be of an end that was polled before it rang: then there is still time left to wait.
+            let left = until.map_or(within, |until| until.saturating_duration_since(Instant::now()));
+            if self.bell.wait(rings, left) == rings {
+                return false;
+            }
+        }
     }
 
     fn has_ended(&self) -> bool {

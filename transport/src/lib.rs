@@ -55,7 +55,7 @@ pub mod word;
 /// Parts that tests and fuzzers drive by hand; no part of the interface.
 #[doc(hidden)]
 pub mod testing {
-    pub use crate::tcp::frame;
+    pub use crate::tcp::{frame, fuzz};
 }
 
 pub use connect::{ConnectOptions, backends_of, connect};

@@ -1,5 +1,6 @@
 //! A machine's receiving end: its sockets, and a thread for each connection.
 
+use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::os::unix::fs::DirBuilderExt;
@@ -15,6 +16,9 @@ use crate::handshake::{Answer, Backend, Endpoint, Hello, Incarnation, boot_id, r
 use crate::landing::Landing;
 use crate::pool::Pool;
 use crate::sockets::{Flag, ready};
+
+/// After a connection that could not be accepted.
+const RESPITE: Duration = Duration::from_millis(100);
 
 /// How a receiver listens.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -78,7 +82,8 @@ struct Connection {
 }
 
 /// See the [module](self). Dropped, it ends every connection and joins every thread; transfers that have not landed
-/// fail, and are fenced as far as they are written by this process or by writers that have died.
+/// fail, and are fenced as far as they are written by this process or by writers that have died. Those of a writer
+/// that never came stay open: nobody writes them.
 pub struct Receiver {
     serving: Arc<Serving>,
     endpoint: Endpoint,
@@ -139,6 +144,7 @@ impl Receiver {
         let folder = self.serving.options.folder.clone().unwrap_or_else(std::env::temp_dir);
         let folder = folder.join(format!("splitcore-{}-{me}", std::process::id()));
         let named = |path: &Path| path.display().to_string();
+        sweep(folder.parent());
         std::fs::DirBuilder::new().mode(0o700).create(&folder).map_err(io(named(&folder)))?;
         self.folder = Some(folder.clone());
         let path = folder.join("kv.sock");
@@ -168,8 +174,11 @@ impl Receiver {
                 if closing {
                     return;
                 }
-                if let Ok(stream) = next(&listener) {
-                    adopt(&serving, &connections, stream);
+                match next(&listener) {
+                    Ok(stream) => adopt(&serving, &connections, stream),
+                    Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                    // No descriptor is left, say: who knocks goes on knocking, so this thread sleeps a while.
+                    Err(_) => drop(ready([(serving.closing.as_fd(), false)], Some(RESPITE))),
                 }
             }
         };
@@ -196,6 +205,25 @@ impl Receiver {
     /// How streams wait for what comes; `None` unless the pool is a device's.
     pub fn layers(&self) -> Option<&DeviceLayers> {
         self.serving.layers.as_ref()
+    }
+}
+
+/// Removes what receivers that were killed have left: folders of ours whose socket nobody listens to any more. New ones
+/// are let be, since a socket is there a moment before it listens.
+fn sweep(beside: Option<&Path>) {
+    const SETTLED: Duration = Duration::from_secs(60);
+    let is_left = |path: &Path| {
+        let age =
+            path.metadata().and_then(|about| about.modified()).map(|at| at.elapsed().unwrap_or_default());
+        let refused = |error: std::io::Error| error.kind() == ErrorKind::ConnectionRefused;
+        age.is_ok_and(|age| age > SETTLED) && UnixStream::connect(path.join("kv.sock")).is_err_and(refused)
+    };
+    let entries = beside.and_then(|beside| std::fs::read_dir(beside).ok()).into_iter().flatten().flatten();
+    for entry in entries.filter(|entry| entry.file_name().to_string_lossy().starts_with("splitcore-")) {
+        if is_left(&entry.path()) {
+            // Whose it is not may not, and need not, remove it.
+            let _ = std::fs::remove_dir_all(entry.path());
+        }
     }
 }
 
@@ -301,5 +329,36 @@ impl Drop for Receiver {
         if let Some(folder) = &self.folder {
             let _ = std::fs::remove_dir_all(folder);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::SystemTime;
+
+    use super::*;
+
+    #[test]
+    fn folders_of_killed_receivers_are_swept_and_no_others() {
+        let beside = std::env::temp_dir().join(format!("kv-sweep-{}", std::process::id()));
+        let make = |name: &str, old: bool| {
+            let folder = beside.join(name);
+            std::fs::create_dir_all(&folder).unwrap();
+            let listener = UnixListener::bind(folder.join("kv.sock")).unwrap();
+            let at = SystemTime::now() - Duration::from_secs(if old { 3600 } else { 0 });
+            std::fs::File::open(&folder).unwrap().set_modified(at).unwrap();
+            (folder, listener)
+        };
+        let (killed, socket) = make("splitcore-1-a", true);
+        drop(socket);
+        let (young, socket) = make("splitcore-2-b", false);
+        drop(socket);
+        let (living, _listens) = make("splitcore-3-c", true);
+        let (other, socket) = make("another-4-d", true);
+        drop(socket);
+        sweep(Some(&beside));
+        let left = [&killed, &young, &living, &other].map(|folder| folder.exists());
+        std::fs::remove_dir_all(&beside).unwrap();
+        assert_eq!(left, [false, true, true, true]);
     }
 }

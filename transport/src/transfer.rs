@@ -143,7 +143,8 @@ pub trait Link: Send + Sync {
     /// Fewer bytes put than the layer has; published already; stopped by the receiver; a peer known to be gone.
     fn publish(&self, key: TransferKey, layer: u16, tokens: u32) -> Result<(), TransferError>;
 
-    /// Stops a transfer, known or not: [`Completion::Fenced`] follows, unless it has ended or ends otherwise.
+    /// Stops a transfer: [`Completion::Fenced`] follows, unless it has ended or ends otherwise. One that was never begun
+    /// has no end; its receiver may be told all the same.
     fn stop(&self, key: TransferKey);
 
     /// Appends the transfers that have ended since the last call. O(those).

@@ -6,12 +6,13 @@ mod common;
 
 use std::sync::Arc;
 
-use splitcore_core::kv::BlockId;
-use splitcore_transport::{Arrival, Backend, Completion, Grant, Incarnation, Pool};
+use splitcore_core::id::RequestId;
+use splitcore_core::kv::{BlockId, KvRange};
+use splitcore_transport::{Arrival, Backend, Completion, Grant, Incarnation, Pool, TransferError};
 
 use common::{
-    BOUND, all_blocks, connect_by, destination_shape, ends, fill, open, plan, receiver, scattered,
-    send_layer, small_shape, source_shape, untouched, verify,
+    BOUND, all_blocks, connect_by, destination_shape, ends, fenced, fill, open, plan, receiver, scattered,
+    send_layer, small_shape, source_shape, until, untouched, verify,
 };
 
 const MIB: u64 = 1 << 20;
@@ -118,4 +119,69 @@ fn tcp_moves_256_mib_of_scattered_blocks_and_every_byte_arrives() {
 #[test]
 fn ten_thousand_queued_transfers_end_in_order_over_tcp() {
     queued(Backend::Tcp);
+}
+
+/// Source and destination are one memory, mapped twice: bytes that overlap come out as if they had been read first.
+#[test]
+fn a_pool_may_send_to_itself() {
+    let shape = small_shape(4);
+    let receiver = receiver(shape, 1);
+    let pool = receiver.landing().pool();
+    let me = Incarnation::random().unwrap();
+    let link = connect_by(Backend::Shm, pool, me, receiver.endpoint());
+    let block = BlockId(1);
+    let shift = 520;
+    let bytes = shape.layout.layer_block_bytes() - shift;
+    let base = pool.host_base().unwrap();
+    let read = |offset: u32, bytes: u32| -> Vec<u8> {
+        let at = shape.locate(block, offset).unwrap() as usize;
+        // SAFETY: the range lies in the pool, and nobody writes it now.
+        unsafe { std::slice::from_raw_parts(base.add(at).as_ptr(), bytes as usize).to_vec() }
+    };
+    fill(pool, &[block], 3);
+    for (from_offset, to_offset) in [(0, shift), (shift, 0)] {
+        let before = read(from_offset, bytes);
+        let grant = receiver.landing().open(me, RequestId(1), vec![block], u64::from(bytes)).unwrap();
+        link.begin(&grant).unwrap();
+        link.put(grant.key, 0, &[KvRange { from: block, from_offset, to: block, to_offset, bytes }]).unwrap();
+        link.publish(grant.key, 0, 16).unwrap();
+        receiver.landing().wait_layer(grant.key, 0, BOUND).unwrap();
+        assert!(read(to_offset, bytes) == before, "from {from_offset} to {to_offset}");
+        link.stop(grant.key);
+        assert_eq!(ends(&*link, &[grant.key]), [Completion::Fenced(grant.key)]);
+        fenced(receiver.landing(), grant.key);
+        receiver.landing().release(grant.key).unwrap();
+    }
+}
+
+/// One thread puts, another publishes as soon as it may: that is not before the last byte is there.
+#[test]
+fn a_layer_that_is_still_being_put_is_not_published() {
+    let (from, to) = (source_shape(32 * MIB), destination_shape(32 * MIB));
+    let pool = Arc::new(Pool::shared(from).unwrap());
+    let receiver = receiver(to, 1);
+    let landing = receiver.landing();
+    let me = Incarnation::random().unwrap();
+    let link = connect_by(Backend::Shm, &pool, me, receiver.endpoint());
+    let table = all_blocks(&from);
+    let plan = plan(&from, &table, &to, &table);
+    let ranges: Vec<_> = plan.layer(0).collect();
+    for seed in 0..20 {
+        fill(&pool, &table, seed);
+        let grant = open(&receiver, me, seed, &table);
+        link.begin(&grant).unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| link.put(grant.key, 0, &ranges).unwrap());
+            until("the layer may be published", || match link.publish(grant.key, 0, 16) {
+                Ok(()) => true,
+                Err(TransferError::Incomplete { bytes: 0, .. } | TransferError::StillPut { .. }) => false,
+                Err(error) => panic!("{error}"),
+            });
+            verify(landing.pool(), &table, 0, seed).unwrap();
+        });
+        link.stop(grant.key);
+        assert_eq!(ends(&*link, &[grant.key]), [Completion::Fenced(grant.key)]);
+        fenced(landing, grant.key);
+        landing.release(grant.key).unwrap();
+    }
 }

@@ -160,7 +160,7 @@ fn senders_are_killed(backend: Backend) {
         let mut doomed = job(Role::Sender, backend, seed, mib, &folder);
         let mut state = seed ^ 0xdead;
         // Its puts are over before its lines are read, so that half of them end themselves, in the midst of those.
-        if next(&mut state) % 2 == 0 {
+        if next(&mut state).is_multiple_of(2) {
             doomed.doomed_put = Some((1 + next(&mut state) % 60, turns(&mut state) % 20_000));
         }
         let doom = if doomed.doomed_put.is_some() { Doom { lines: 22, turns: 0 } } else { doom(seed) };

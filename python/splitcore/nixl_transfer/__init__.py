@@ -8,8 +8,13 @@ would not ask the receiver. So before its first byte it asks, once for each tran
 while the transfer is open. Layers that are put meanwhile wait at the sender.
 
 **Fencing.** A stopped transfer's blocks are safe when its writer has answered that its writes are over, or is seen
-dead (on one host), or when the receiver is closed, which deregisters the memory. A peer that is only unreachable proves
-nothing: the blocks stay quarantined.
+dead, which works on one host, and what it left in the connection has been taken in. A peer that only cannot be reached
+proves nothing: the blocks stay quarantined. Closing the receiver has all writers stop and deregisters the memory, which
+also keeps writers on other hosts out that do not answer; on one host, where a write is a copy by the kernel, it would
+not.
+
+**Progress.** Both sides must be called: a receiver lets senders in, answers them and sees layers only in its own
+`wait`, `wait_layer`, `poll`, `landed` and `stop`. A sender has a thread that makes progress.
 """
 
 from splitcore.nixl_transfer.agent import available

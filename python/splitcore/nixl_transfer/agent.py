@@ -42,6 +42,10 @@ __all__ = [
 # With or without the package that chooses one.
 _PACKAGES = ("nixl", "nixl_cu12", "nixl_cu13")
 _NAP_MIN_S, _NAP_MAX_S = 50e-6, 1e-3
+# Each step takes up to 8 KiB of a stream's buffer of a few MB; without anything to take it is a microsecond.
+_DRAIN = 2000
+# A thread that has nothing to send looks this often whether it is told to stop.
+_IDLE_S = 0.05
 _DRAM = "DRAM"
 
 Message = dict[str, Any]
@@ -130,6 +134,7 @@ class Alive:
         here = where()
         self._fd: int | None = None
         self.is_dead = False
+        self.is_near = at.get("host") == here["host"]
         if any(at.get(field) != here[field] for field in ("host", "pids")):
             return
         try:
@@ -326,11 +331,20 @@ class Agent:
     def progress(self) -> bool:
         """Hand out what has come, and let everyone go on; says whether anyone has work under way."""
         with self.lock:
-            for name, messages in self._news().items():
-                for message in messages:
-                    self._hand_out(name, message)
+            self._take_in()
             busy = [peer.progress() for peer in list(self._peers.values())]
             return any(busy)
+
+    def drain(self) -> None:
+        """Take in everything that a dead peer has left in the connection, bytes for the pool among it."""
+        with self.lock:
+            for _ in range(_DRAIN):
+                self._take_in()
+
+    def _take_in(self) -> None:
+        for name, messages in self._news().items():
+            for message in messages:
+                self._hand_out(name, message)
 
     def _news(self) -> dict[str, list[bytes]]:
         if not self.uses:
@@ -369,7 +383,7 @@ class Agent:
             with self.lock:
                 if not self.uses:
                     return
-                self._working.wait(1.0)
+                self._working.wait(_IDLE_S)
 
     def close(self) -> None:
         """Deregister the memory, when nobody uses the agent any more."""

@@ -107,6 +107,7 @@ class NixlLink:
         self._stopped: dict[int, int] = {}
         self._ended: list[Completion] = []
         self._answer: str | None = None
+        self._is_closing = False
         self._moved = time.monotonic()
         self._alive = Alive(about)
         self._agent: Agent | None = None
@@ -123,6 +124,7 @@ class NixlLink:
         except BaseException:
             self.close()
             raise
+        agent.work()
 
     def _greet(self, within_s: float) -> None:
         agent = self._live()
@@ -266,7 +268,9 @@ class NixlLink:
             self._answer = said.get("why", "")
             return
         if said["t"] == "closed":
-            self._lose()
+            self._is_closing = True
+            for every in self._transfers.values():
+                every.give_up("denied", "it has closed")
             return
         if said["t"] == "ping":
             return
@@ -312,6 +316,10 @@ class NixlLink:
             except Gone:
                 self._lose()
                 return False
+        if self._is_closing and not self._transfers:
+            self._said({"t": "bye"})
+            self._lose()
+            return False
         is_busy = any(outgoing.is_busy for outgoing in self._transfers.values())
         if is_busy and time.monotonic() - self._moved > self._stall_limit_s:
             # Cut off first: only then is nothing read here any more.

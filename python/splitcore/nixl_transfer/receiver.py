@@ -26,6 +26,8 @@ from splitcore.nixl_transfer.agent import (
 __all__ = ["NixlReceiver"]
 
 _PING_S = 1.0
+# How long a close waits for writers to stop.
+_CLOSE_S = 2.0
 
 
 @dataclass(slots=True)
@@ -123,7 +125,8 @@ class NixlReceiver:
                 if not writer.is_silent and not writer.alive.look():
                     writer.is_silent = True
                     self._native.left(life, gone=False)
-            if writer.alive.look():
+            if writer.alive.look() and self._agent is not None:
+                self._agent.drain()
                 self._end(life, gone=True)
         # Not at once, so that they hear why.
         while self._refused and now - self._refused[0][0] > _PING_S and self._agent is not None:
@@ -135,7 +138,9 @@ class NixlReceiver:
             self._agent.tell(writer.name, {"to": life, "from": self._life} | message)
 
     def _end(self, life: int, *, gone: bool) -> None:
-        writer = self._writers.pop(life)
+        writer = self._writers.pop(life, None)
+        if writer is None:
+            return
         writer.alive.close()
         self._native.left(life, gone)
         if self._agent is not None:
@@ -173,19 +178,26 @@ class NixlReceiver:
                 return False
 
     def close(self) -> None:
-        """Deregister the memory: from now on nothing can be written by NIXL."""
-        agent, self._agent = self._agent, None
-        if agent is None:
+        """Have every writer stop, and deregister the memory.
+
+        A writer on another host cannot write deregistered memory. One on this host could, if it does not answer within
+        two seconds: it counts as silent then.
+        """
+        if self._agent is None:
             return
-        with agent.lock:
-            agent.leave(self._life)
-            for life, writer in self._writers.items():
-                with contextlib.suppress(Gone):
-                    agent.tell(writer.name, {"to": life, "from": self._life, "t": "closed"})
-                writer.alive.close()
-                agent.forget(writer.name)
+        naps = Naps(_CLOSE_S)
+        for life, writer in list(self._writers.items()):
+            with contextlib.suppress(Gone):
+                self._tell(writer, life, {"t": "closed"})
+        while any(not writer.is_silent for writer in self._writers.values()) and (nap := naps.next()) is not None:
+            self.progress()
+            time.sleep(nap)
+        agent, self._agent = self._agent, None
+        agent.leave(self._life)
+        for writer in self._writers.values():
+            agent.forget(writer.name)
         agent.close()
-        # Only where nobody else has the memory registered is it out of their reach.
-        for life in self._writers:
-            self._native.left(life, gone=agent.uses == 0)
+        for life, writer in self._writers.items():
+            self._native.left(life, gone=writer.alive.look() or (not writer.alive.is_near and agent.uses == 0))
+            writer.alive.close()
         self._writers.clear()

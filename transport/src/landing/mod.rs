@@ -353,7 +353,7 @@ impl Landing {
     }
 
     /// A hold on a transfer for writing its blocks from this process: while it lives, the transfer is neither stopped
-    /// nor released.
+    /// nor released, and other calls about it wait, so the thread that has it must make none.
     ///
     /// # Errors
     /// It is not open to this writer, or has been stopped.

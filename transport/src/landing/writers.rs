@@ -114,22 +114,9 @@ impl Landing {
     /// A writer's connection is over; its others are closed too. What it had not finished fails, and is fenced when
     /// `gone` says that it writes no more. Called again with `gone` when a silent one has died. O(slots).
     ///
-    /// For news of the writer itself. What a connection's own end says is for [`left_by`](Self::left_by).
+    /// For news of the writer itself. What a connection's own end says is for [`parted`](Self::parted).
     pub fn left(&self, writer: Incarnation, gone: bool) {
         self.leave(lock(&self.inner.writers), writer, gone);
-    }
-
-    /// As [`left`](Self::left), said by the connection that joined with `handle`: nothing, if the writer has left and
-    /// come again since. One whose connections end together may be back before the last of them is through.
-    pub fn left_by(&self, writer: Incarnation, handle: &dyn Writer, gone: bool) {
-        let writers = lock(&self.inner.writers);
-        let counts = writers
-            .known
-            .get(&writer)
-            .is_some_and(|known| known.state != PeerState::Connected || known.position(handle).is_some());
-        if counts {
-            self.leave(writers, writer, gone);
-        }
     }
 
     /// One of a writer's connections is over, and nothing that came by it is written any more: as

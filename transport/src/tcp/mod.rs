@@ -7,6 +7,7 @@
 //! Only the receiver's own threads write its pool, each read under the transfer's hold, so a stop fences at once.
 
 pub mod frame;
+pub mod fuzz;
 mod intake;
 mod lane;
 mod receive;

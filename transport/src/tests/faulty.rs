@@ -417,6 +417,27 @@ fn the_same_holds_where_the_bytes_go_in_the_background() {
 }
 
 #[test]
+fn what_comes_late_twice_or_in_another_order_still_lands() {
+    let harmless = Kinds { twice: 400, delay: 400, reorder: 400, ..Kinds::default() };
+    let faults = Faults { puts: harmless, publishes: harmless, ends: harmless, held_max: 6 };
+    for seed in 0..300 {
+        let mut world = World::over(seed, faults, |link, _| link);
+        world.open();
+        let key = world.stories[&0].key;
+        while !world.stories[&0].plan.is_empty() {
+            world.send();
+        }
+        let mut ended = Vec::new();
+        for _ in 0..200 {
+            world.link.poll(&mut ended);
+        }
+        assert!(ended.iter().all(|end| *end == Completion::LocalDone(key)), "seed {seed}: {ended:?}");
+        assert!(!ended.is_empty(), "seed {seed}");
+        world.look(key, LAYERS);
+    }
+}
+
+#[test]
 fn a_seed_says_all_that_is_done() {
     let run = |seed| World::new(seed, faults(seed)).check().link.injected();
     for seed in 0..50 {

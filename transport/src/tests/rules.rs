@@ -67,14 +67,14 @@ fn the_late_end_of_an_earlier_connection_does_not_end_the_next_one() {
     let (one, two, next) = (Stranger::new(true), Stranger::new(true), Stranger::new(true));
     landing.joined(THERE, one.clone()).unwrap();
     landing.joined(THERE, two.clone()).unwrap();
-    landing.left_by(THERE, &*one, true);
+    landing.parted(THERE, &*one, false);
     assert_eq!(landing.writer_state(THERE), PeerState::Lost);
     landing.joined(THERE, next.clone()).unwrap();
     let key = landing.open(THERE, RequestId(1), blocks([0]), 32).unwrap().key;
-    landing.left_by(THERE, &*two, true);
+    landing.parted(THERE, &*two, false);
     assert_eq!(landing.writer_state(THERE), PeerState::Connected);
     assert_eq!(landing.publish(THERE, key, 0, seal(32)), Ok(()));
-    landing.left_by(THERE, &*next, true);
+    landing.parted(THERE, &*next, false);
     assert_eq!(landing.writer_state(THERE), PeerState::Lost);
     assert_eq!(landing.wait_layer(key, 1, Duration::ZERO), Err(TransferError::PeerLost { key, peer: THERE }));
 }

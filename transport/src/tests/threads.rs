@@ -1,6 +1,6 @@
 //! One landing under many threads: nothing waits for ever, no slot is lost, and a fence is the last word.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
@@ -198,4 +198,36 @@ fn threads_that_publish_wait_stop_leave_and_poll_at_once_come_to_an_end() {
     assert!(done.load(Ordering::Acquire));
     assert!(stopped.load(Ordering::Relaxed) > 0);
     assert_eq!(landing.in_use(), 0);
+}
+
+#[test]
+fn no_layer_is_told_of_after_the_fence_of_its_transfer() {
+    // Many slots, so that a poll takes long enough for a whole transfer to pass by it.
+    let landing = landing(2, 2, 1 << 17);
+    let (writing, transfers) = (landing.clone(), 20_000);
+    let writer = std::thread::spawn(move || {
+        for number in 0..transfers {
+            let key = writing.open(THERE, RequestId(number), blocks([0]), 32).unwrap().key;
+            writing.publish(THERE, key, 0, seal(32)).unwrap();
+            writing.stop(key).unwrap();
+        }
+    });
+    let (mut fenced, mut arrivals) = (BTreeSet::new(), Vec::new());
+    let until = Instant::now() + LONG;
+    while fenced.len() < transfers as usize {
+        assert!(Instant::now() < until, "{} of {transfers} are fenced", fenced.len());
+        landing.poll(&mut arrivals);
+        for arrival in arrivals.drain(..) {
+            match arrival {
+                Arrival::Layers { key, .. } => {
+                    assert!(!fenced.contains(&key.slot), "{key}: a layer after its fence");
+                }
+                Arrival::Fenced(key) => {
+                    fenced.insert(key.slot);
+                }
+                Arrival::Failed(key, error) => panic!("{key}: {error}"),
+            }
+        }
+    }
+    writer.join().unwrap();
 }

@@ -98,7 +98,17 @@ fn canary(block: BlockId, offset: u32) -> u64 {
 }
 
 /// Goes over the words of a layer of a block; `None`: of all layers.
-fn words(pool: &Pool, block: BlockId, layer: Option<u16>, mut each: impl FnMut(*mut u64, u32)) {
+fn words(pool: &Pool, block: BlockId, layer: Option<u16>, each: impl FnMut(*mut u64, u32)) {
+    strided_words(pool, block, layer, 8, each);
+}
+
+fn strided_words(
+    pool: &Pool,
+    block: BlockId,
+    layer: Option<u16>,
+    stride: usize,
+    mut each: impl FnMut(*mut u64, u32),
+) {
     let shape = pool.shape();
     let bytes = shape.layout.layer_block_bytes();
     let (from, to) = layer.map_or((0, shape.layout.block_bytes()), |layer| {
@@ -108,7 +118,7 @@ fn words(pool: &Pool, block: BlockId, layer: Option<u16>, mut each: impl FnMut(*
     let page = shape.layout.plane_block_bytes();
     for start in (from..to).step_by(page as usize) {
         let at = shape.locate(block, start).expect("a block of the pool");
-        for within in (0..page).step_by(8) {
+        for within in (0..page).step_by(stride) {
             // SAFETY: pages lie in the pool and are multiples of eight bytes.
             each(unsafe { base.add(at as usize + within as usize) }.cast::<u64>().as_ptr(), start + within);
         }
@@ -143,6 +153,27 @@ pub(crate) fn disown(pool: &Pool, blocks: &[BlockId]) {
     for &block in blocks {
         // SAFETY: the words are the pool's.
         words(pool, block, None, |at, offset| unsafe { at.write(canary(block, offset)) });
+    }
+}
+
+/// Marks a few words of blocks, the last block first: quickly, to be overtaken by a copy that still runs.
+pub(crate) fn disown_at_once(pool: &Pool, blocks: &[BlockId]) {
+    for &block in blocks.iter().rev() {
+        // SAFETY: the words are the pool's; volatile, since another thread may write them if something is wrong.
+        strided_words(pool, block, None, 4096, |at, offset| unsafe {
+            at.write_volatile(canary(block, offset));
+        });
+    }
+}
+
+/// Checks the words that [`disown_at_once`] marked.
+pub(crate) fn untouched_since(pool: &Pool, blocks: &[BlockId]) {
+    for &block in blocks {
+        strided_words(pool, block, None, 4096, |at, offset| {
+            // SAFETY: the words are the pool's; volatile, since another process may write them.
+            let found = unsafe { at.read_volatile() };
+            assert!(found == canary(block, offset), "block {} was written at {offset} after all", block.0);
+        });
     }
 }
 

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod ends;
+mod fuzzed;
 mod hostile;
 mod kit;
 
