@@ -1,6 +1,8 @@
 //! Device memory on a real device, where there is one; else each test says why it is skipped. What two processes do
 //! is checked by `benches/gpu/cuda_ipc_check.py`.
 
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
 use std::sync::Arc;
 
 use splitcore_core::kv::{Arrangement, Dtype, KvLayout, Planes, PoolShape, Shard, TokenOrder, Values};

@@ -157,10 +157,10 @@ impl Driver for Gpu {
     }
 
     fn describe(&self) -> String {
-        let (mut text, mut version): ([c_char; 128], c_int) = ([0; 128], 0);
+        const ROOM: c_int = 128;
+        let (mut text, mut version): ([c_char; ROOM as usize], c_int) = ([0; ROOM as usize], 0);
         // SAFETY: the call writes at most as many characters as there is room for, the last a zero.
-        let named =
-            unsafe { (self.symbols.device_name)(text.as_mut_ptr(), text.len() as c_int, self.device) } == 0;
+        let named = unsafe { (self.symbols.device_name)(text.as_mut_ptr(), ROOM, self.device) } == 0;
         // SAFETY: the call writes an int.
         let _ = unsafe { (self.symbols.driver_version)(&raw mut version) };
         let bytes: Vec<u8> =

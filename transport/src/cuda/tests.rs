@@ -373,7 +373,7 @@ fn memory_is_freed_only_when_the_sender_has_closed_it() {
     let key = pair.granted(1, &[0]).key;
     pair.hardware.freeze();
     pair.link.put(key, 0, &[range(0, 0, 0)]).unwrap();
-    let Pair { hardware, theirs, ours, receiver, link, .. } = pair;
+    let Pair { hardware, theirs, ours, receiver, link, _thaw, .. } = pair;
     let base = Pair::base(&theirs);
     // The link is kept: that its receiver closes is enough for it to let go, once its copies are done.
     drop((receiver, theirs));
