@@ -35,6 +35,7 @@ INNER = {
         ("Books", "Link", "Pool", "Receiver", "WriterStops", "choose_backend", "connect"),
         "wrapped by `splitcore.transfer`",
     ),
+    **dict.fromkeys(("CudaPool", "CudaStream", "cuda_devices"), "for pools on devices"),
 }
 
 PYCLASS = re.compile(r"#\[(?:pyo3::)?pyclass(?:\((?P<options>[^\]]*)\))?\]")

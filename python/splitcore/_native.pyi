@@ -1331,6 +1331,60 @@ class Pool:
     def array(self) -> NDArray[np.uint8]:
         """Give every byte as a writable array over the pool's memory."""
 
+def cuda_devices() -> int:
+    """Count the CUDA devices that this process sees.
+
+    Raises:
+        TransferError: ``no CUDA driver: ...`` or ``no CUDA device: ...``.
+    """
+
+@final
+class CudaPool:
+    """Registered memory of KV blocks on a CUDA device, zeroed, which other processes of this host can open."""
+
+    def __new__(cls, layout: KvLayout, blocks: int, ordinal: int = 0) -> Self:
+        """Allocate it.
+
+        Raises:
+            TransferError: If there is no driver, no such device or no memory left.
+        """
+    @property
+    def pool(self) -> Pool:
+        """The pool, for `Receiver` and `connect`."""
+    @property
+    def device_ptr(self) -> int:
+        """Where it begins on the device."""
+    @property
+    def ordinal(self) -> int:
+        """The device's number in this process."""
+    @property
+    def device(self) -> str:
+        """The device's name in every process: ``GPU-`` and its UUID."""
+    @property
+    def description(self) -> str:
+        """The device and its driver, in words."""
+    @property
+    def __cuda_array_interface__(self) -> dict[str, object]:
+        """Its bytes, as an array of a device."""
+    def read(self, offset: int, size: int) -> bytes:
+        """Copy bytes out of it; this waits for no stream."""
+    def write(self, offset: int, data: bytes) -> None:
+        """Copy bytes into it."""
+    def stream(self) -> CudaStream:
+        """Make a stream on the device."""
+
+@final
+class CudaStream:
+    """A stream of work on the device of a `CudaPool`, of which it is made."""
+
+    @property
+    def raw(self) -> int:
+        """Its `CUstream`."""
+    def copy(self, source: int, target: int, size: int) -> None:
+        """Queue a copy within the pool, between two offsets."""
+    def synchronize(self) -> None:
+        """Sleep until all that was queued is done."""
+
 @final
 class TransferKey:
     """Names one transfer; a value."""
@@ -1463,6 +1517,10 @@ class Receiver:
         """Let a writer write blocks."""
     def wait_layer(self, key: TransferKey, layer: int, timeout_s: float) -> LayerSeal:
         """Wait for a layer."""
+    def settled(self, key: TransferKey, timeout_s: float) -> None:
+        """Wait until every byte of a transfer is in place: over a device's pool, ask before trusting its layers."""
+    def hold_stream(self, key: TransferKey, layer: int, stream: int) -> LayerSeal:
+        """Let a `CUstream` of the pool's device go on only when a published layer is in place."""
     def landed(self, key: TransferKey) -> int:
         """Count the layers that are here."""
     def stop(self, key: TransferKey) -> None:
@@ -1535,6 +1593,8 @@ class Link:
         """The receiver's layout and its blocks."""
     def begin(self, grant: Grant) -> None:
         """Begin a transfer."""
+    def after(self, stream: int) -> None:
+        """Let what is put from now on be copied after what a `CUstream` of the device was given so far."""
     def put(self, key: TransferKey, layer: int, ranges: NDArray[np.uint32]) -> None:
         """Send ranges of a layer."""
     def put_plan(self, key: TransferKey, layer: int, plan: TransferPlan) -> None:

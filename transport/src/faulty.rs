@@ -337,6 +337,10 @@ impl Link for Faulty {
         self.inner.begin(grant)
     }
 
+    fn after(&self, stream: u64) -> Result<(), TransferError> {
+        self.inner.after(stream)
+    }
+
     fn put(&self, key: TransferKey, layer: u16, ranges: &[KvRange]) -> Result<(), TransferError> {
         self.call(key, layer, What::Put(ranges.to_vec()))
     }

@@ -59,6 +59,7 @@ pub mod testing {
 }
 
 pub use connect::{ConnectOptions, backends_of, connect};
+pub use cuda::{DeviceLayers, DeviceStream, DeviceView, cuda_adopt, cuda_devices, cuda_pool};
 pub use error::{HandshakeError, MemoryError, TransferError};
 pub use faulty::{Faults, Faulty, Injected, Kinds};
 pub use handshake::{Backend, Endpoint, Incarnation, Offer, PROTOCOL, boot_id, choose};

@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use crate::cuda::DeviceLayers;
 use crate::error::HandshakeError;
 use crate::handshake::{Answer, Backend, Endpoint, Hello, Incarnation, boot_id, receive, send};
 use crate::landing::Landing;
@@ -24,7 +25,7 @@ const RESPITE: Duration = Duration::from_millis(100);
 pub struct ListenOptions {
     /// The model, by a name or a hash; senders must say the same.
     pub model: String,
-    /// Transfers at once.
+    /// Transfers at once. Over a device's pool there are at most 32.
     pub slots: u32,
     /// Where the folder of the local socket is made; `None` for the system's folder of temporary files.
     pub folder: Option<PathBuf>,
@@ -68,6 +69,8 @@ pub(crate) struct Serving {
     pub(crate) options: ListenOptions,
     pub(crate) host: String,
     pub(crate) backends: Vec<Backend>,
+    /// Of a device's pool.
+    pub(crate) layers: Option<DeviceLayers>,
     /// Up when the receiver closes.
     pub(crate) closing: Flag,
 }
@@ -110,8 +113,10 @@ impl Receiver {
             backends.push(Backend::Tcp);
         }
         let host = boot_id()?;
-        let landing = Landing::new(pool, me, options.slots)?;
+        let slots = crate::cuda::slots_for(&pool, options.slots);
+        let landing = Landing::new(pool, me, slots)?;
         let serving = Arc::new(Serving {
+            layers: DeviceLayers::of(&landing)?,
             landing,
             options,
             host: host.clone(),
@@ -195,6 +200,11 @@ impl Receiver {
     /// What has come.
     pub fn landing(&self) -> &Landing {
         &self.serving.landing
+    }
+
+    /// How streams wait for what comes; `None` unless the pool is a device's.
+    pub fn layers(&self) -> Option<&DeviceLayers> {
+        self.serving.layers.as_ref()
     }
 }
 

@@ -270,6 +270,10 @@ impl Link for Throttle {
         shared.books.begin(grant).inspect_err(|_| shared.inner.stop(grant.key))
     }
 
+    fn after(&self, stream: u64) -> Result<(), TransferError> {
+        self.shared.inner.after(stream)
+    }
+
     fn put(&self, key: TransferKey, layer: u16, ranges: &[KvRange]) -> Result<(), TransferError> {
         let shared = &self.shared;
         shared.lost(key)?;

@@ -119,6 +119,16 @@ pub trait Link: Send + Sync {
     /// The peer is gone, the grant is another incarnation's, or the key is in use.
     fn begin(&self, grant: &Grant) -> Result<(), TransferError>;
 
+    /// Lets everything that is put from now on be copied after the work that `stream`, a stream of the source pool's
+    /// device, has been given so far. Memory of the host knows no streams.
+    ///
+    /// # Errors
+    /// The pools are not on devices; the device fails.
+    fn after(&self, stream: u64) -> Result<(), TransferError> {
+        let reason = "this link copies memory of the host, which has no streams".to_owned();
+        Err(TransferError::Device { what: format!("waiting for stream {stream:#x}"), reason })
+    }
+
     /// Puts ranges of one layer; a layer may be put in several calls.
     ///
     /// # Errors

@@ -50,7 +50,8 @@ mod _native {
     use crate::swarm::swarm;
     #[pymodule_export]
     use crate::transfer::{
-        Arrival, Books, Completion, Grant, KvLayout, LayerSeal, Link, Pool, Receiver, TransferKey,
-        TransferPlan, WriterStops, choose_backend, connect, new_incarnation, plan_transfer, senders,
+        Arrival, Books, Completion, CudaPool, CudaStream, Grant, KvLayout, LayerSeal, Link, Pool, Receiver,
+        TransferKey, TransferPlan, WriterStops, choose_backend, connect, cuda_devices, new_incarnation,
+        plan_transfer, senders,
     };
 }

@@ -19,7 +19,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use splitcore_core::id::RequestId;
 use splitcore_core::kv::{BlockId, BlockSet, RangeError};
@@ -66,6 +66,8 @@ struct Inner {
     owner: Incarnation,
     board: Board,
     slots: Vec<Mutex<Slot>>,
+    /// One for each slot: that it has settled, failed or been fenced.
+    settling: Vec<Condvar>,
     /// First in, first out: a slot rests as long as it can.
     free: Mutex<VecDeque<u32>>,
     writers: Mutex<Writers>,
@@ -98,6 +100,7 @@ impl Landing {
             owner,
             board,
             slots: (0..slots).map(|_| Mutex::default()).collect(),
+            settling: (0..slots).map(|_| Condvar::new()).collect(),
             free: Mutex::new((0..slots).collect()),
             writers: Mutex::default(),
             departed: Condvar::new(),
@@ -146,7 +149,8 @@ impl Landing {
             return Err(TransferError::Refused { key, layer: 0, range });
         }
         place.generation = Some(generation);
-        place.open = Some(Open::new(key, writer, granted, layer_bytes));
+        let settled = inner.pool.device_base().is_none();
+        place.open = Some(Open::new(key, writer, granted, layer_bytes, settled));
         drop(place);
         Ok(Grant { key, receiver: inner.owner, blocks, layer_bytes })
     }
@@ -201,12 +205,12 @@ impl Landing {
     /// Frees the slot of a transfer that has landed or is fenced. What is late for it is refused from now on.
     ///
     /// # Errors
-    /// It may still be written; it is not open.
+    /// It may still be written, which over a device's pool is so until [`settled`](Self::settled); it is not open.
     pub fn release(&self, key: TransferKey) -> Result<(), TransferError> {
         let inner = &self.inner;
         let mut place = inner.place(key)?;
         let open = place.of(key)?;
-        let landed = open.phase == Phase::Open && inner.landed(key) == inner.board.layers();
+        let landed = open.phase == Phase::Open && open.settled && inner.landed(key) == inner.board.layers();
         if !landed && open.phase != Phase::Fenced {
             return Err(TransferError::NotFenced { key });
         }
@@ -214,6 +218,50 @@ impl Landing {
         drop(place);
         lock(&inner.free).push_back(key.slot);
         Ok(())
+    }
+
+    /// Sleeps until every byte of a transfer is in place, at most `within`. Over host memory that is so as soon as its
+    /// layers are here; over a device's, copies may be under way when their layer is published, and a writer that
+    /// dies then leaves them undone. So whoever has used layers of a device's pool asks here before trusting what
+    /// came of them.
+    ///
+    /// # Errors
+    /// The time is up; it was stopped or failed; its writer is gone; it is not open.
+    pub fn settled(&self, key: TransferKey, within: Duration) -> Result<(), TransferError> {
+        let inner = &self.inner;
+        let until = Instant::now() + within;
+        let layers = inner.board.layers();
+        // A writer says that it has settled after it has published every layer.
+        if inner.pool.device_base().is_none() {
+            let left = || until.saturating_duration_since(Instant::now());
+            return (0..layers).try_for_each(|layer| self.wait_layer(key, layer, left()).map(drop));
+        }
+        let layer = layers - 1;
+        let mut place = inner.place(key)?;
+        loop {
+            let open = place.of(key)?;
+            let (writer, failure) = (open.writer, open.failure.clone());
+            if open.settled {
+                return Ok(());
+            }
+            if let Some(failure) = failure {
+                return Err(failure);
+            }
+            let stopped = open.phase != Phase::Open;
+            let left = until.saturating_duration_since(Instant::now());
+            if stopped || left.is_zero() {
+                // In this order everywhere: writers, then a slot.
+                drop(place);
+                let peer = self.writer_state(writer);
+                return Err(if stopped {
+                    TransferError::Stopped { key, layer, peer }
+                } else {
+                    TransferError::Timeout { key, layer, waited: within, peer }
+                });
+            }
+            let waited = inner.settling[key.slot as usize].wait_timeout(place, left);
+            place = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
     }
 
     /// Transfers that are open, landed, stopping or fenced: slots that are not free.
@@ -280,6 +328,9 @@ impl Inner {
     }
 
     fn tell(&self, arrival: Arrival) {
+        if let Arrival::Failed(key, _) | Arrival::Fenced(key) = &arrival {
+            self.settling[key.slot as usize].notify_all();
+        }
         lock(&self.arrivals).push_back(arrival);
         self.board.ring();
     }
@@ -328,6 +379,24 @@ impl Landing {
         }
     }
 
+    /// Whether every layer of a transfer is here, and every byte of it in place.
+    pub(crate) fn is_whole(&self, key: TransferKey) -> bool {
+        let settled = self.inner.with_open(key, |open| open.settled);
+        settled == Ok(true) && self.inner.landed(key) == self.inner.board.layers()
+    }
+
+    /// The writer says that every byte of a transfer is in place.
+    pub fn settle(&self, writer: Incarnation, key: TransferKey) {
+        let Ok(mut place) = self.inner.place(key) else { return };
+        let Ok(open) = place.of_mut(key) else { return };
+        if open.writer == writer {
+            open.settled = true;
+            self.inner.settling[key.slot as usize].notify_all();
+            // For a driver that only polls, and could not release it before.
+            self.inner.board.ring();
+        }
+    }
+
     fn end(&self, key: TransferKey, error: Option<TransferError>) -> Result<(), TransferError> {
         let inner = &self.inner;
         // In this order everywhere: writers, then a slot.
@@ -339,7 +408,7 @@ impl Landing {
         }
         let writer = open.writer;
         // A transfer that has landed whole is not written any more, whoever its writer is.
-        let landed = inner.board.close(key.slot, key.generation) == 0;
+        let landed = inner.board.close(key.slot, key.generation) == 0 && open.settled;
         if landed && error.is_some() {
             // Every layer has been checked and seen; what comes after that makes none of them wrong.
             return Ok(());

@@ -38,6 +38,8 @@ pub(super) struct Open {
     pub(super) granted: BlockSet,
     pub(super) layer_bytes: u64,
     pub(super) phase: Phase,
+    /// Whether what is published is in place. A device's copies may still be under way when their layer is published.
+    pub(super) settled: bool,
     /// Layers that [`super::Landing::poll`] has told of.
     pub(super) told: u16,
     /// Why it will not land.
@@ -45,8 +47,14 @@ pub(super) struct Open {
 }
 
 impl Open {
-    pub(super) fn new(key: TransferKey, writer: Incarnation, granted: BlockSet, layer_bytes: u64) -> Self {
-        Self { key, writer, granted, layer_bytes, phase: Phase::Open, told: 0, failure: None }
+    pub(super) fn new(
+        key: TransferKey,
+        writer: Incarnation,
+        granted: BlockSet,
+        layer_bytes: u64,
+        settled: bool,
+    ) -> Self {
+        Self { key, writer, granted, layer_bytes, phase: Phase::Open, settled, told: 0, failure: None }
     }
 }
 

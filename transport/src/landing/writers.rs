@@ -159,7 +159,7 @@ impl Inner {
         let key = open.key;
         match open.phase {
             Phase::Open => {
-                if self.board.close(key.slot, key.generation) == 0 {
+                if self.board.close(key.slot, key.generation) == 0 && open.settled {
                     return;
                 }
                 let error = TransferError::PeerLost { key, peer: writer };

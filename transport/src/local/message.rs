@@ -21,6 +21,8 @@ pub(crate) enum Message {
     GivenUp(TransferKey),
     /// Sender: nothing of the receiver's is mapped any more.
     Bye,
+    /// Sender: every byte of it is in place. Device copies may still be under way when their layers are published.
+    Settled(TransferKey),
 }
 
 impl Message {
@@ -31,6 +33,7 @@ impl Message {
             Self::Stopped(key) => (2, Some(key)),
             Self::GivenUp(key) => (3, Some(key)),
             Self::Bye => (4, None),
+            Self::Settled(key) => (5, Some(key)),
         };
         let mut bytes = [0; BYTES];
         bytes[..4].copy_from_slice(&MARK);
@@ -72,7 +75,8 @@ impl Message {
             2 => Ok(Self::Stopped(key()?)),
             3 => Ok(Self::GivenUp(key()?)),
             4 => Ok(Self::Bye),
-            kind => Err(format!("a control message of kind {kind}, expected 1 to 4")),
+            5 => Ok(Self::Settled(key()?)),
+            kind => Err(format!("a control message of kind {kind}, expected 1 to 5")),
         }
     }
 }
@@ -87,8 +91,13 @@ mod tests {
 
     #[test]
     fn every_message_is_read_as_it_was_written() {
-        for message in [Message::Stop(key()), Message::Stopped(key()), Message::GivenUp(key()), Message::Bye]
-        {
+        for message in [
+            Message::Stop(key()),
+            Message::Stopped(key()),
+            Message::GivenUp(key()),
+            Message::Bye,
+            Message::Settled(key()),
+        ] {
             assert_eq!(Message::decode(message.encode()), Ok(message));
         }
     }

@@ -9,6 +9,7 @@
 //!     Stop  --------------------------------------->      fences the transfer, then
 //!     Stopped  <------------------------------------      writes no more for it
 //!     GivenUp  <------------------------------------      stopped it of its own accord
+//!     Settled  <------------------------------------      its copies are done (devices only)
 //!     Bye  <----------------------------------------      has unmapped everything
 //! ```
 //!
@@ -23,5 +24,7 @@ mod serve;
 mod watch;
 
 pub(crate) use call::{Call, Sending, call};
+pub(crate) use line::Line;
 pub(crate) use message::Message;
 pub(crate) use serve::{Offered, serve};
+pub(crate) use watch::Watch;

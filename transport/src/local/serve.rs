@@ -105,6 +105,7 @@ fn hear(landing: &Landing, writer: Incarnation, message: Message) {
     match message {
         Message::Stopped(key) => landing.fenced(writer, key),
         Message::GivenUp(key) => given_up(landing, writer, key),
+        Message::Settled(key) => landing.settle(writer, key),
         // Of no meaning from a sender; goodbyes do not come here.
         Message::Stop(_) | Message::Bye => {}
     }
@@ -114,7 +115,7 @@ fn hear(landing: &Landing, writer: Incarnation, message: Message) {
 fn given_up(landing: &Landing, writer: Incarnation, key: TransferKey) {
     let is_its_own = landing.writing(writer, key).is_ok();
     let landed = landing.landed(key).unwrap_or_default();
-    if is_its_own && landed < landing.board().layers() {
+    if is_its_own && !landing.is_whole(key) {
         landing.fail(key, TransferError::Stopped { key, layer: landed, peer: PeerState::Connected });
     }
     landing.fenced(writer, key);

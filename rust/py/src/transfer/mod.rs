@@ -1,5 +1,6 @@
 //! Moving KV: layouts, plans, and the two ends of a transfer. They convert and wait; `splitcore_transport` decides.
 
+mod cuda;
 mod errors;
 mod keys;
 mod layout;
@@ -14,6 +15,7 @@ use std::time::{Duration, Instant};
 use pyo3::prelude::*;
 use splitcore_transport::{Endpoint, Incarnation, Offer, backends_of, boot_id, choose};
 
+pub(crate) use cuda::{CudaPool, CudaStream, cuda_devices};
 pub(crate) use keys::{Arrival, Completion, Grant, LayerSeal, TransferKey};
 pub(crate) use layout::KvLayout;
 pub(crate) use outside::{Books, WriterStops};

@@ -37,6 +37,16 @@ pub(super) fn peer(state: PeerState) -> &'static str {
     }
 }
 
+/// A timeout of the last of many short waits, as one of the whole wait.
+fn waited(error: TransferError, within: std::time::Duration) -> TransferError {
+    match error {
+        TransferError::Timeout { key, layer, peer, .. } => {
+            TransferError::Timeout { key, layer, waited: within, peer }
+        }
+        other => other,
+    }
+}
+
 impl Receiver {
     fn core(&self) -> MutexGuard<'_, Option<Arc<Core>>> {
         self.core.lock().unwrap_or_else(PoisonError::into_inner)
@@ -149,14 +159,43 @@ impl Receiver {
         let done = done.unwrap_or_else(|| {
             // Once more without waiting: it tells what is known of the peer, and a layer that came just now counts.
             let nothing = std::time::Duration::ZERO;
-            self.landing.wait_layer(key, layer, nothing).map_err(|error| match error {
-                TransferError::Timeout { key, layer, peer, .. } => {
-                    TransferError::Timeout { key, layer, waited: within, peer }
-                }
-                other => other,
-            })
+            self.landing.wait_layer(key, layer, nothing).map_err(|error| waited(error, within))
         });
         done.map(LayerSeal::from).map_err(|error| transfer(py, &error))
+    }
+
+    /// Waits until every byte of a transfer is in place.
+    fn settled(&self, py: Python<'_>, key: &Bound<'_, TransferKey>, timeout_s: f64) -> PyResult<()> {
+        let (key, within) = (key.get().0, seconds(py, "timeout_s", timeout_s)?);
+        let done = sliced(py, within, |slice| match self.landing.settled(key, slice) {
+            Err(TransferError::Timeout { .. }) => None,
+            done => Some(done),
+        })?;
+        // Once more without waiting: it tells what is known of the peer.
+        let done = done.unwrap_or_else(|| self.landing.settled(key, std::time::Duration::ZERO));
+        done.map_err(|error| transfer(py, &waited(error, within)))
+    }
+
+    /// Lets a stream of the device go on only when a published layer is in place.
+    fn hold_stream(
+        &self,
+        py: Python<'_>,
+        key: &Bound<'_, TransferKey>,
+        layer: &Bound<'_, PyAny>,
+        stream: u64,
+    ) -> PyResult<LayerSeal> {
+        let (key, layer, core) = (key.get().0, layer_number(layer)?, self.open_core(py)?);
+        let held = py.detach(|| {
+            let reason = "the receiver's pool is not on a CUDA device".to_owned();
+            let none = || TransferError::Device { what: "waiting on a stream".to_owned(), reason };
+            let layers = core.layers().ok_or_else(none);
+            let held = layers.and_then(|layers| {
+                layers.wait_layer_on_stream(key, layer, stream, std::time::Duration::ZERO)
+            });
+            drop(core);
+            held
+        });
+        held.map(LayerSeal::from).map_err(|error| transfer(py, &error))
     }
 
     fn landed(&self, py: Python<'_>, key: &Bound<'_, TransferKey>) -> PyResult<u16> {

@@ -112,6 +112,11 @@ impl Link {
         self.tried(py, |link| link.begin(grant))
     }
 
+    /// Lets what is put from now on be copied after what a stream of the device was given so far.
+    fn after(&self, py: Python<'_>, stream: u64) -> PyResult<()> {
+        self.tried(py, |link| link.after(stream))
+    }
+
     fn put(
         &self,
         py: Python<'_>,
