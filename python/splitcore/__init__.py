@@ -5,7 +5,6 @@ through failures; `capacity` and `plan` simulate until they know what a cluster 
 """
 
 from collections.abc import Callable
-from importlib.metadata import version as _version
 
 from splitcore._native import (
     Cluster,
@@ -30,6 +29,7 @@ from splitcore._native import (
     TransferError,
     UnknownIdError,
     Why,
+    __version__,
     profile_fit,
     swarm,
 )
@@ -68,8 +68,6 @@ __all__ = [
     "simulate",
     "swarm",
 ]
-
-__version__ = _version("splitcore")
 
 
 def simulate(

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
-from typing import Any, ClassVar, Literal, Self, final
+from typing import Any, ClassVar, Final, Literal, Self, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,6 +68,8 @@ __all__ = [
     "slo_set",
     "swarm",
 ]
+
+__version__: Final[str]
 
 class SplitcoreError(Exception):
     """Every error that splitcore raises on purpose; its text is one line."""

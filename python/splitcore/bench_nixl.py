@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from select import select
 from statistics import quantiles
 from typing import IO, TYPE_CHECKING, Any, cast
 
@@ -30,6 +31,7 @@ _PATIENCE_S = 60.0
 # Long enough for a receiver that has just seen a layer to sleep again.
 _PAUSE_S = 300e-6
 _NOTIFIES_MAX = 500
+_TURN_S = 0.01
 
 
 def _layout(block_bytes: int, layers: int = _LAYERS) -> KvLayout:
@@ -153,11 +155,19 @@ def measure(
     }
 
 
+def _line(receiver: Receiver) -> str:
+    """Read a line; meanwhile senders may come in, which they do only while the receiver is called."""
+    while not select([sys.stdin], [], [], 0)[0]:
+        receiver.wait(_TURN_S)
+        receiver.poll()
+    return sys.stdin.readline()
+
+
 def _receive(block_bytes: int, blocks: int, layers: int) -> None:
     """Be the receiving process: each line asks to open a transfer and to say when each layer was seen."""
     with Receiver(KvPool(_layout(block_bytes, layers), blocks), model=_MODEL, nixl=True) as receiver:
         _tell(sys.stdout, receiver.endpoint)
-        for line in sys.stdin:
+        while line := _line(receiver):
             writer, dest, tokens = json.loads(line)
             grant = receiver.open(writer=writer, request=1, blocks=dest, tokens=tokens)
             _tell(sys.stdout, grant.to_json())

@@ -94,29 +94,24 @@ def _backends(named: list[str] | None) -> list[bench.Backend]:
 
 def _drawn(measured: list[bench.Measured]) -> RenderableType:
     speeds = tables.ruled("transport", "block [KiB]", "GB/s", "ceiling [GB/s]", "of ceiling")
-    rest = tables.ruled(
-        "transport",
-        "notify p50 [us]",
-        "p99 [us]",
-        "layer-wise [ms]",
-        "serialized [ms]",
-        "exposed",
-        "queued first [1/s]",
-        "last [1/s]",
-    )
+    seen = tables.ruled("transport", "layer seen p50 [us]", "p99 [us]", "queued: first [1/s]", "last [1/s]")
+    exposed = tables.ruled("transport", "layer-wise [ms]", "serialized [ms]", "of serialized")
     for one in measured:
         for speed in one["bandwidth"]:
             rate, ceiling = speed["bytes_per_second"], speed["ceiling_bytes_per_second"]
             block = f"{speed['block_bytes'] // _KIB}"
             speeds.add_row(one["backend"], block, f"{rate / 1e9:.2f}", f"{ceiling / 1e9:.2f}", f"{rate / ceiling:.0%}")
-        notify = one["notify"]
-        cells = [one["backend"], f"{notify['p50_ns'] / 1e3:.1f}", f"{notify['p99_ns'] / 1e3:.0f}"]
+        notify, queued = one["notify"], one.get("queued")
+        rates = () if queued is None else (queued["first_per_second"], queued["last_per_second"])
+        times = f"{notify['p50_ns'] / 1e3:.1f}", f"{notify['p99_ns'] / 1e3:.0f}"
+        seen.add_row(one["backend"], *times, *(f"{rate:,.0f}" for rate in rates))
         if "exposed" in one:
             wise, serial = one["exposed"]["layer_wise_ns"], one["exposed"]["serialized_ns"]
-            cells += [f"{wise / 1e6:.2f}", f"{serial / 1e6:.2f}", f"{wise / serial:.1%}"]
-        else:
-            cells += ["", "", ""]
-        if "queued" in one:
-            cells += [f"{one['queued'][key]:,.0f}" for key in ("first_per_second", "last_per_second")]
-        rest.add_row(*cells)
-    return Group(speeds, rest)
+            exposed.add_row(one["backend"], f"{wise / 1e6:.2f}", f"{serial / 1e6:.2f}", f"{wise / serial:.1%}")
+    headings = [
+        "bytes a second, scattered blocks, until the receiver has seen the last layer",
+        "how soon a sleeping receiver sees a layer; queued transfers a second",
+        "wait after the prefill over an emulated link",
+    ]
+    filled = [(heading, table) for heading, table in zip(headings, (speeds, seen, exposed), strict=True) if table.rows]
+    return Group(*(part for heading, table in filled for part in (heading, table)))

@@ -22,6 +22,10 @@ mod watched;
 /// The compiled scheduler core. Import these names from `splitcore`.
 #[pyo3::pymodule]
 mod _native {
+    /// The version of the package.
+    #[pymodule_export]
+    #[allow(non_upper_case_globals, reason = "as Python names it")]
+    const __version__: &str = env!("CARGO_PKG_VERSION");
     #[pymodule_export]
     use crate::bench_transfer::{bench_transfer, bench_transfer_receive};
     #[pymodule_export]
