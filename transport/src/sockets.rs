@@ -1,6 +1,6 @@
 //! Waiting on several descriptors at once, and being woken from outside.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
@@ -61,4 +61,18 @@ pub(crate) fn ready<const N: usize>(
         }
     }
     Ok(fds.map(|fd| !fd.revents().is_empty()))
+}
+
+/// Lets a reader of the socket sleep until so many bytes are there, or it has broken.
+///
+/// # Errors
+/// The system's.
+pub(crate) fn set_low_water(socket: &impl AsFd, bytes: i32) -> std::io::Result<()> {
+    let size = size_of_val(&bytes) as libc::socklen_t;
+    // SAFETY: the descriptor is open, and the option reads the number that is given by address and size.
+    let done = unsafe {
+        let option = (&raw const bytes).cast();
+        libc::setsockopt(socket.as_fd().as_raw_fd(), libc::SOL_SOCKET, libc::SO_RCVLOWAT, option, size)
+    };
+    if done == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
 }

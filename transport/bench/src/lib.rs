@@ -87,7 +87,7 @@ pub struct Exposed {
 pub struct Queued {
     /// How many.
     pub transfers: u32,
-    /// Seen whole by the receiver a second, of the first tenth.
+    /// Transfers a second of the first tenth: seen whole by the receiver, or over shared memory handed over.
     pub first_per_second: f64,
     /// Of the last tenth.
     pub last_per_second: f64,

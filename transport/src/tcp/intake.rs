@@ -24,7 +24,7 @@ const STAGE: usize = 8 << 10;
 const _: () = assert!(STAGE >= HEAD + TAIL_MAX, "a frame's head and tail fit in the stage");
 
 /// Bytes read into the pool at once: they are still near when their checksum is made, and a stop waits no longer.
-const CHUNK: usize = 128 << 10;
+pub(super) const CHUNK: usize = 512 << 10;
 
 /// Ranges read into at once.
 const RANGES: usize = 256;
@@ -134,6 +134,14 @@ impl<'a> Intake<'a> {
     /// Whether the sender owes the rest of a frame.
     pub(super) fn is_amid(&self) -> bool {
         !matches!(self.state, State::Head) || !self.staged.is_empty()
+    }
+
+    /// Bytes of a payload that are sure to come, if anything does.
+    pub(super) fn due(&self) -> u64 {
+        match self.state {
+            State::Head => 0,
+            State::Payload(Payload { left, .. }) | State::Drain(left) => left,
+        }
     }
 
     /// A transfer was stopped here.

@@ -19,7 +19,7 @@ use crate::sockets::{Flag, ready};
 use crate::transfer::{Completion, TransferKey};
 
 /// Bytes that are made ready ahead of the socket: their checksum is made while they are near.
-const CHUNK: usize = 128 << 10;
+const CHUNK: usize = 512 << 10;
 
 /// Bytes of one frame's payload, at most: a stop waits for the rest of a frame.
 pub(super) const FRAME: u32 = 4 << 20;

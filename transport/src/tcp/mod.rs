@@ -21,19 +21,11 @@ use rustix::net::sockopt;
 pub(crate) use receive::serve;
 pub(crate) use send::connect;
 
-/// Bytes that the kernel may hold for a connection, either way: what a long fast line has under way.
-const FAR_BUFFER: usize = 4 << 20;
-
-/// As much on one host, where nothing is under way and what stays in the caches is copied out of them.
-const NEAR_BUFFER: usize = 512 << 10;
-
-/// Tunes a socket: no delay, large buffers, and a dead host is noticed. `stall_limit` is how long a living peer may
+/// Tunes a socket: no delay, and a dead host is noticed. Its buffers are the kernel's to size, which it does by what the
+/// line takes; a size that is set is bounded much lower on most hosts. `stall_limit` is how long a living peer may
 /// take nothing, which the kernel is given a second more for, so that whoever waits says it first.
 fn tune(stream: &TcpStream, stall_limit: Duration) -> std::io::Result<()> {
     sockopt::set_tcp_nodelay(stream, true)?;
-    let buffer = if stream.peer_addr()?.ip().is_loopback() { NEAR_BUFFER } else { FAR_BUFFER };
-    sockopt::set_socket_send_buffer_size(stream, buffer)?;
-    sockopt::set_socket_recv_buffer_size(stream, buffer)?;
     sockopt::set_socket_keepalive(stream, true)?;
     sockopt::set_tcp_keepidle(stream, Duration::from_secs(1))?;
     sockopt::set_tcp_keepintvl(stream, Duration::from_secs(1))?;

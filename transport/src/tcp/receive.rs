@@ -10,12 +10,12 @@ use std::time::{Duration, Instant};
 use rustix::net::{SendFlags, send};
 
 use super::frame::{Head, Kind, Refusal};
-use super::intake::{Intake, Over, Step};
+use super::intake::{CHUNK, Intake, Over, Step};
 use crate::error::HandshakeError;
 use crate::handshake::{Answer, Bounded as _, Hello, PROTOCOL, Welcome};
 use crate::landing::Writer;
 use crate::receiver::Serving;
-use crate::sockets::{Flag, ready};
+use crate::sockets::{Flag, ready, set_low_water};
 use crate::transfer::TransferKey;
 
 /// Unsent answers, beyond what the kernel holds, at which a connection is closed: its sender hears nothing.
@@ -89,8 +89,15 @@ pub(crate) fn serve(mut stream: TcpStream, hello: &Hello, serving: &Serving) -> 
     let welcomed = crate::handshake::send(&mut stream, &Answer::Welcome(Box::new(welcome)), within)
         .and_then(|()| stream.bound(None).map_err(io("tcp socket")))
         .and_then(|()| stream.set_nonblocking(true).map_err(io("tcp socket")));
-    let mut connection =
-        Connection { stream, intake, handle, serving, active: true, quiet_since: Instant::now() };
+    let mut connection = Connection {
+        stream,
+        intake,
+        handle,
+        serving,
+        active: true,
+        quiet_since: Instant::now(),
+        low_water: 1,
+    };
     let over = if welcomed.is_ok() { connection.run() } else { Over::Broke };
     landing.parted(writer, &*as_writer, over == Over::Bye);
     if let Over::Protocol(reason) = &over {
@@ -109,6 +116,8 @@ struct Connection<'a> {
     /// Whether the peer has sent or taken something since then.
     active: bool,
     quiet_since: Instant,
+    /// Bytes that wake this thread.
+    low_water: i32,
 }
 
 impl Connection<'_> {
@@ -169,6 +178,7 @@ impl Connection<'_> {
         let limit = self.serving.options.stall_limit;
         let owes = unsent || self.intake.is_amid();
         let within = owes.then(|| limit.saturating_sub(self.quiet_since.elapsed()));
+        self.sleep_deep().map_err(|_| Over::Broke)?;
         let closing = self.serving.closing.as_fd();
         let watched = [(self.stream.as_fd(), unsent), (self.handle.wake.as_fd(), false), (closing, false)];
         let Ok([socket, woken, closes]) = ready(watched, within) else { return Err(Over::Broke) };
@@ -181,11 +191,30 @@ impl Connection<'_> {
         if !owes {
             // What begins now has the whole time.
             self.active = true;
-        } else if !socket && self.quiet_since.elapsed() >= limit {
+        } else if !socket && self.quiet_since.elapsed() >= limit && !self.has_some()? {
             let what = if unsent { "takes no answers" } else { "stopped in the middle of a frame" };
             return Err(Over::Protocol(format!("the sender {what} for {limit:?}")));
         }
         Ok(())
+    }
+
+    /// Of a payload, wakes only for as much as is read at once: a reader that gets up for every segment is slower by
+    /// half, and takes the sender's processor for it.
+    fn sleep_deep(&mut self) -> std::io::Result<()> {
+        let mark = self.intake.due().clamp(1, CHUNK as u64) as i32;
+        if mark != self.low_water {
+            set_low_water(&self.stream, mark)?;
+            self.low_water = mark;
+        }
+        Ok(())
+    }
+
+    /// Whether any byte is there: of a slow line they may be too few to wake for.
+    fn has_some(&mut self) -> Result<bool, Over> {
+        set_low_water(&self.stream, 1).map_err(|_| Over::Broke)?;
+        self.low_water = 1;
+        let looked = ready([(self.stream.as_fd(), false)], Some(Duration::ZERO)).map_err(|_| Over::Broke)?;
+        Ok(looked[0])
     }
 
     /// Tells the sender what it did wrong. What it has sent meanwhile is read away, since a socket that is closed on

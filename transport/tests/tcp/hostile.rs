@@ -324,6 +324,31 @@ fn a_sender_that_falls_silent_in_the_middle_of_a_frame_is_closed() {
 }
 
 #[test]
+fn a_sender_that_is_slow_in_the_middle_of_a_frame_is_not_closed() {
+    let shape = shape(2, 4, BYTES);
+    let limit = std::time::Duration::from_millis(500);
+    let receiver = listen_with(shape, |options| options.stall_limit = limit);
+    let landing = receiver.landing();
+    let grant = open(landing, 1, &[1]);
+    let mut stream = intruder(&receiver, &shape, SENDER);
+    let frame = put(grant.key, 0, &[(1, 0, BYTES)]);
+    let payload = frame.len() - BYTES as usize;
+    stream.write_all(&frame[..payload]).unwrap();
+    // Far fewer than the receiver would get up for; each is read before the next is sent.
+    for (at, &byte) in frame[payload..].iter().enumerate().take(2) {
+        stream.write_all(&[byte]).unwrap();
+        let until = std::time::Instant::now() + LONG;
+        while block_bytes(landing.pool(), 0, 1)[at] != byte {
+            assert!(std::time::Instant::now() < until, "byte {at} was not read");
+            std::thread::yield_now();
+        }
+    }
+    stream.write_all(&frame[payload + 2..]).unwrap();
+    stream.write_all(&publish(grant.key, 0, BYTES.into(), Some(crc_of(&frame, BYTES)))).unwrap();
+    landing.wait_layer(grant.key, 0, LONG).unwrap();
+}
+
+#[test]
 fn what_a_closed_stream_began_is_not_finished_by_a_new_one() {
     let world = world();
     let landing = world.receiver.landing();
