@@ -125,8 +125,12 @@ impl ShmLink {
         &self.shared.ledger
     }
 
+    /// Why a transfer is no longer open: it was stopped, or ended with its receiver.
     fn stopped(&self, key: TransferKey, layer: u16) -> TransferError {
-        TransferError::Stopped { key, layer, peer: self.ledger().peer() }
+        match self.ledger().peer() {
+            PeerState::Lost => TransferError::PeerLost { key, peer: self.ledger().receiver() },
+            peer => TransferError::Stopped { key, layer, peer },
+        }
     }
 
     /// What the board refuses, the receiver has ended: so it is ended here, and who asks for more is told.
