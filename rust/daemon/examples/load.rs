@@ -1,0 +1,191 @@
+//! A load generator for the placement service: place + delete pairs over kept connections, one call at a time on
+//! each. Anything but 2xx is a failure. Prints one line of JSON.
+//!
+//! `load ADDRESS [--connections N] [--machines N] [--seconds S] [--prompt-tokens N]`
+
+use std::io::Write;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use hdrhistogram::Histogram;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+/// One kept connection.
+struct Client {
+    stream: TcpStream,
+    buffer: Vec<u8>,
+}
+
+/// The status and the body of an answer.
+struct Answer<'a> {
+    status: u16,
+    body: &'a [u8],
+}
+
+fn wrong(what: impl Into<String>) -> std::io::Error {
+    std::io::Error::other(what.into())
+}
+
+fn find(bytes: &[u8], what: &[u8]) -> Option<usize> {
+    bytes.windows(what.len()).position(|window| window == what)
+}
+
+/// The whole number after a mark.
+fn number_after(bytes: &[u8], mark: &[u8]) -> Option<u64> {
+    let rest = &bytes[find(bytes, mark)? + mark.len()..];
+    let digits = rest.iter().take_while(|byte| byte.is_ascii_digit()).count();
+    std::str::from_utf8(&rest[..digits]).ok()?.parse().ok()
+}
+
+impl Client {
+    async fn connect(address: &str) -> std::io::Result<Self> {
+        let stream = TcpStream::connect(address).await?;
+        stream.set_nodelay(true)?;
+        Ok(Self { stream, buffer: Vec::with_capacity(1 << 16) })
+    }
+
+    async fn call(&mut self, request: &[u8]) -> std::io::Result<Answer<'_>> {
+        self.stream.write_all(request).await?;
+        self.buffer.clear();
+        let mut whole = None;
+        loop {
+            if self.stream.read_buf(&mut self.buffer).await? == 0 {
+                return Err(wrong("the connection was closed"));
+            }
+            if whole.is_none() {
+                whole = find(&self.buffer, b"\r\n\r\n").map(|head| {
+                    let length = number_after(&self.buffer[..head], b"content-length: ").unwrap_or(0);
+                    (head + 4, head + 4 + length as usize)
+                });
+            }
+            let Some((head, end)) = whole else { continue };
+            if self.buffer.len() >= end {
+                let status = std::str::from_utf8(&self.buffer[9..12]).ok().and_then(|text| text.parse().ok());
+                let status = status.ok_or_else(|| wrong("no status"))?;
+                return Ok(Answer { status, body: &self.buffer[head..end] });
+            }
+        }
+    }
+
+    async fn post(&mut self, path: &str, body: &str) -> std::io::Result<Answer<'_>> {
+        let length = body.len();
+        let request = format!(
+            "POST {path} HTTP/1.1\r\nhost: load\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n{body}"
+        );
+        self.call(request.as_bytes()).await
+    }
+}
+
+/// What one connection, or all of them, came to.
+struct Tally {
+    pairs: u64,
+    failures: u64,
+    place: Histogram<u64>,
+    pair: Histogram<u64>,
+}
+
+impl Tally {
+    fn new() -> Self {
+        let empty = || Histogram::new_with_max(60_000_000_000, 3).expect("valid bounds");
+        Self { pairs: 0, failures: 0, place: empty(), pair: empty() }
+    }
+}
+
+async fn pairs(address: String, until: Instant, prompt_tokens: u32) -> std::io::Result<Tally> {
+    let mut client = Client::connect(&address).await?;
+    let mut tally = Tally::new();
+    let body = format!("{{\"prompt_tokens\":{prompt_tokens},\"max_new_tokens\":128}}");
+    while Instant::now() < until {
+        let begun = Instant::now();
+        let answer = client.post("/v1/placements", &body).await?;
+        let placed = begun.elapsed();
+        let id = number_after(answer.body, b"\"request_id\":").filter(|_| answer.status / 100 == 2);
+        let Some(id) = id else {
+            tally.failures += 1;
+            continue;
+        };
+        let request = format!("DELETE /v1/placements/{id} HTTP/1.1\r\nhost: load\r\n\r\n");
+        let answer = client.call(request.as_bytes()).await?;
+        if answer.status / 100 != 2 || answer.body != b"{\"applied\":true}" {
+            tally.failures += 1;
+            continue;
+        }
+        tally.pairs += 1;
+        tally.place.saturating_record(placed.as_nanos() as u64);
+        tally.pair.saturating_record(begun.elapsed().as_nanos() as u64);
+    }
+    Ok(tally)
+}
+
+/// Registers machines in one call; returns how long it took.
+async fn register(address: &str, machines: usize) -> std::io::Result<Duration> {
+    let one = |at: usize| {
+        let role = if at % 2 == 0 { "prompt" } else { "token" };
+        format!(
+            "{{\"name\":\"m{at}\",\"url\":\"http://10.0.0.1:{at}\",\"role\":\"{role}\",\"kv_blocks\":40000}}"
+        )
+    };
+    let body = format!("[{}]", (0..machines).map(one).collect::<Vec<_>>().join(","));
+    let mut client = Client::connect(address).await?;
+    let begun = Instant::now();
+    let answer = client.post("/v1/machines", &body).await?;
+    if answer.status != 201 {
+        return Err(wrong(format!("machines: {}", String::from_utf8_lossy(answer.body))));
+    }
+    Ok(begun.elapsed())
+}
+
+fn option(arguments: &[String], name: &str, default: usize) -> usize {
+    let at = arguments.iter().position(|argument| argument == name);
+    at.and_then(|at| arguments.get(at + 1)?.parse().ok()).unwrap_or(default)
+}
+
+#[allow(clippy::print_stdout, reason = "its one line of output")]
+async fn run(arguments: &[String]) -> std::io::Result<bool> {
+    let address = arguments.first().ok_or_else(|| wrong("usage: load ADDRESS [--connections N] ..."))?;
+    let connections = option(arguments, "--connections", 16);
+    let machines = option(arguments, "--machines", 0);
+    let seconds = option(arguments, "--seconds", 3);
+    let prompt_tokens = option(arguments, "--prompt-tokens", 512) as u32;
+    let registered = if machines > 0 { register(address, machines).await? } else { Duration::ZERO };
+    let begun = Instant::now();
+    let until = begun + Duration::from_secs(seconds as u64);
+    let tasks: Vec<_> =
+        (0..connections).map(|_| tokio::spawn(pairs(address.clone(), until, prompt_tokens))).collect();
+    let mut all = Tally::new();
+    for task in tasks {
+        let one = task.await.map_err(|error| wrong(error.to_string()))??;
+        all.pairs += one.pairs;
+        all.failures += one.failures;
+        all.place.add(one.place).map_err(|error| wrong(error.to_string()))?;
+        all.pair.add(one.pair).map_err(|error| wrong(error.to_string()))?;
+    }
+    let rate = all.pairs as f64 / begun.elapsed().as_secs_f64();
+    let us = |histogram: &Histogram<u64>, quantile| histogram.value_at_quantile(quantile) / 1000;
+    println!(
+        "{{\"connections\":{connections},\"machines\":{machines},\"pairs\":{},\"failures\":{},\"pairs_per_s\":{rate:.0},\
+         \"place_p50_us\":{},\"place_p99_us\":{},\"pair_p50_us\":{},\"pair_p99_us\":{},\"register_s\":{:.4}}}",
+        all.pairs,
+        all.failures,
+        us(&all.place, 0.5),
+        us(&all.place, 0.99),
+        us(&all.pair, 0.5),
+        us(&all.pair, 0.99),
+        registered.as_secs_f64(),
+    );
+    Ok(all.failures == 0 && all.pairs > 0)
+}
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    match runtime.block_on(run(&arguments)) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            let _ = writeln!(std::io::stderr(), "load: error: {error}");
+            ExitCode::from(2)
+        }
+    }
+}

@@ -1,0 +1,391 @@
+//! One Cluster behind one lock: calls become events, actions become answers and kept events.
+
+mod directory;
+mod facts;
+mod log;
+mod views;
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Mutex};
+
+use splitcore_core::cluster::Cluster;
+use splitcore_core::config::ClusterConfig;
+use splitcore_core::error::{Applied, EventError, Rejection};
+use splitcore_core::event::{Arrival, ClusterAction, ClusterEvent, Outcome};
+use splitcore_core::id::{MachineId, RequestId};
+use splitcore_core::placement::Placement;
+use splitcore_core::time::Time;
+use tokio::sync::{Notify, watch};
+
+pub use directory::{Machine, MachineSpec};
+pub use facts::{Fact, Recovered, ReportSpec};
+pub use log::{Kind, Since};
+pub use views::{Decision, DecisionView, Overview, PoolView, RowView, Totals};
+
+use crate::clock::Clock;
+use crate::options::{OptionError, Options};
+use directory::Directory;
+use log::Log;
+
+/// Decisions kept for the page.
+const DECISIONS_KEPT: usize = 32;
+
+/// Every reason of the core, in the order of the counts.
+pub const REJECTIONS: [Rejection; 9] = [
+    Rejection::RequestsMax,
+    Rejection::TooLarge,
+    Rejection::NoMachine,
+    Rejection::Overloaded,
+    Rejection::PinUnavailable,
+    Rejection::Recovering,
+    Rejection::Headroom,
+    Rejection::TtftSlo,
+    Rejection::TbtSlo,
+];
+
+/// Why a call did nothing.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Fault {
+    /// The arrival is turned away.
+    #[error("request {request} is rejected: {}", .reason.name())]
+    Rejected {
+        /// Whose.
+        request: u64,
+        /// Why.
+        reason: Rejection,
+    },
+    /// The core refuses the event.
+    #[error("{0}")]
+    Event(#[from] EventError),
+    /// No machine has this name.
+    #[error("there is no machine '{0}'")]
+    UnknownMachine(String),
+    /// A machine of this name is here.
+    #[error("machine '{0}' is already here")]
+    DuplicateMachine(String),
+    /// No live request has this id.
+    #[error("there is no live request {0}")]
+    UnknownRequest(u64),
+    /// An id occurs twice in one call.
+    #[error("request {0} occurs twice in this call")]
+    Twice(u64),
+    /// `machines_max` are known.
+    #[error("machines_max: at most {0} machines are known, lost ones included")]
+    MachinesMax(usize),
+    /// A bug stopped the books.
+    #[error("the service has met a bug and stopped; its log says more")]
+    Stopped,
+}
+
+/// A placement with the machines that it names.
+#[derive(Debug, Clone)]
+pub struct Placed {
+    /// What the core says.
+    pub placement: Placement,
+    /// Who prefills.
+    pub prompt: Option<Arc<Machine>>,
+    /// Who decodes, once that is known.
+    pub token: Option<Arc<Machine>>,
+    /// Who would have been next for the prompt.
+    pub runner_up: Option<Arc<Machine>>,
+}
+
+/// What the lock guards.
+pub(crate) struct State {
+    core: Cluster,
+    clock: Clock,
+    machines: Directory,
+    /// Live requests; `None` while one waits for a machine.
+    live: HashMap<u64, Option<Placement>>,
+    recent: VecDeque<Decision>,
+    log: Log,
+    totals: Totals,
+    next_id: u64,
+    /// When the ticker wakes up.
+    armed: Time,
+    /// Of the last event; kept for its allocation.
+    actions: Vec<ClusterAction>,
+}
+
+/// The Cluster of a service, shared by its connections.
+pub struct Host {
+    state: Mutex<State>,
+    /// The number of the next event, for those who wait.
+    newest: watch::Sender<u64>,
+    ticker: Notify,
+    machines_max: usize,
+    clock: Clock,
+}
+
+impl Host {
+    /// A host without machines.
+    ///
+    /// # Errors
+    /// The first option outside its range.
+    pub fn new(options: &Options) -> Result<Self, OptionError> {
+        let config: ClusterConfig = options.cluster()?;
+        let core = Cluster::new(config)
+            .map_err(|error| OptionError::new(error.option, error.expected, error.got))?;
+        let clock = Clock::start();
+        let state = State {
+            core,
+            clock,
+            machines: Directory::default(),
+            live: HashMap::new(),
+            recent: VecDeque::with_capacity(DECISIONS_KEPT),
+            log: Log::new(options.events_max),
+            totals: Totals::default(),
+            next_id: first_id(),
+            armed: Time::MAX,
+            actions: Vec::new(),
+        };
+        Ok(Self {
+            state: Mutex::new(state),
+            newest: watch::Sender::new(0),
+            ticker: Notify::new(),
+            machines_max: options.machines_max,
+            clock,
+        })
+    }
+
+    /// Runs `call` inside the lock, and wakes those whom it concerns.
+    fn with<T>(&self, call: impl FnOnce(&mut State) -> Result<T, Fault>) -> Result<T, Fault> {
+        let mut state = self.state.lock().map_err(|_| Fault::Stopped)?;
+        let before = state.log.next();
+        let done = call(&mut state);
+        let next = state.log.next();
+        let due = state.core.next_deadline().unwrap_or(Time::MAX);
+        let sooner = due < state.armed;
+        if sooner {
+            state.armed = due;
+        }
+        drop(state);
+        if next != before {
+            self.newest.send_replace(next);
+        }
+        if sooner {
+            self.ticker.notify_one();
+        }
+        done
+    }
+
+    /// Applies ticks as they are due, for ever.
+    pub async fn tick(&self) {
+        loop {
+            let due = self.with(|state| {
+                state.begin()?;
+                state.armed = state.core.next_deadline().unwrap_or(Time::MAX);
+                Ok(state.armed)
+            });
+            let Ok(due) = due else { return };
+            if due == Time::MAX {
+                self.ticker.notified().await;
+            } else {
+                let until = tokio::time::Instant::from_std(self.clock.instant(due));
+                // Woken early: another deadline came in between.
+                let _ = tokio::time::timeout_at(until, self.ticker.notified()).await;
+            }
+        }
+    }
+
+    /// Whether a bug has stopped it.
+    pub fn is_stopped(&self) -> bool {
+        self.state.is_poisoned()
+    }
+
+    /// Places one request; without an id it gets one.
+    ///
+    /// # Errors
+    /// As the core says.
+    pub fn place(&self, mut ask: Ask) -> Result<Placed, Fault> {
+        self.with(|state| {
+            let now = state.begin()?;
+            state.place(now, &mut ask)
+        })
+    }
+
+    /// Places requests in order, all at one time. An id that is live or occurs twice fails the whole batch first.
+    ///
+    /// # Errors
+    /// [`Fault::Twice`] or a live id. What each request got is in the list.
+    pub fn place_many(&self, asks: Vec<Ask>) -> Result<Vec<Result<Placed, Fault>>, Fault> {
+        let mut ids: Vec<u64> = asks.iter().filter_map(|ask| ask.request).collect();
+        ids.sort_unstable();
+        if let Some(pair) = ids.windows(2).find(|pair| pair[0] == pair[1]) {
+            return Err(Fault::Twice(pair[0]));
+        }
+        self.with(|state| {
+            let now = state.begin()?;
+            if let Some(&id) = ids.iter().find(|id| state.live.contains_key(id)) {
+                return Err(EventError::DuplicateRequest(RequestId(id)).into());
+            }
+            Ok(asks.into_iter().map(|mut ask| state.place(now, &mut ask)).collect())
+        })
+    }
+
+    /// Where a live request runs; `None` while it waits.
+    ///
+    /// # Errors
+    /// [`Fault::UnknownRequest`].
+    pub fn find(&self, request: u64) -> Result<(Option<Placed>, u32), Fault> {
+        self.with(|state| {
+            state.begin()?;
+            let placement = *state.live.get(&request).ok_or(Fault::UnknownRequest(request))?;
+            let delivered = state.core.delivered(RequestId(request)).unwrap_or(0);
+            Ok((placement.map(|placement| state.named(placement)), delivered))
+        })
+    }
+
+    /// At most `most` events from number `since` on.
+    ///
+    /// # Errors
+    /// [`Fault::Stopped`].
+    pub fn events(&self, since: u64, most: usize) -> Result<Since, Fault> {
+        self.with(|state| {
+            state.begin()?;
+            Ok(state.log.since(since, most))
+        })
+    }
+
+    /// Tells when events beyond a number are there.
+    pub fn watch_events(&self) -> watch::Receiver<u64> {
+        self.newest.subscribe()
+    }
+}
+
+/// A request as it is asked for.
+#[derive(Debug, Clone)]
+pub struct Ask {
+    /// Its id, if the caller gives one.
+    pub request: Option<u64>,
+    /// The rest; its id counts for nothing.
+    pub arrival: Arrival,
+    /// Name of the machine that must decode it.
+    pub pin_token: Option<String>,
+    /// Answer only, book nothing.
+    pub dry_run: bool,
+}
+
+/// Ids that the service gives start at the time of day, so that a new service does not give those of the last.
+/// They stay below 2^53, which every JSON reader can hold.
+fn first_id() -> u64 {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    (since.map_or(0, |since| since.as_secs()) & 0xffff_ffff) << 20
+}
+
+impl State {
+    /// The time of a call, with the Tick before it if one is due.
+    fn begin(&mut self) -> Result<Time, Fault> {
+        let now = self.clock.now();
+        if self.core.next_deadline().is_some_and(|due| due <= now) {
+            let _ = self.handle(now, &ClusterEvent::Tick)?;
+            self.keep(None);
+        }
+        Ok(now)
+    }
+
+    /// Applies one event; what it wants done is in `actions`.
+    fn handle(&mut self, now: Time, event: &ClusterEvent) -> Result<Applied, EventError> {
+        self.actions.clear();
+        self.core.handle(now, event, &mut self.actions)
+    }
+
+    fn new_id(&mut self) -> u64 {
+        while self.live.contains_key(&self.next_id) {
+            self.next_id += 1;
+        }
+        self.next_id += 1;
+        self.next_id - 1
+    }
+
+    fn place(&mut self, now: Time, ask: &mut Ask) -> Result<Placed, Fault> {
+        if let Some(name) = &ask.pin_token {
+            ask.arrival.pin_token = Some(self.machine(name)?.index);
+        }
+        let request = match ask.request {
+            Some(request) => request,
+            None => self.new_id(),
+        };
+        ask.arrival.request = RequestId(request);
+        if ask.dry_run {
+            let answer = self.core.dry_run(&ask.arrival)?;
+            return match answer {
+                Ok(placement) => Ok(self.named(placement)),
+                Err(reason) => Err(Fault::Rejected { request, reason }),
+            };
+        }
+        let _ = self.handle(now, &ClusterEvent::Arrive(ask.arrival))?;
+        let answer = self.actions.iter().find_map(|action| match *action {
+            ClusterAction::Placed(placement) if placement.request.0 == request => Some(Ok(placement)),
+            ClusterAction::Rejected { reason, .. } => Some(Err(reason)),
+            _ => None,
+        });
+        self.keep(Some(request));
+        match answer.unwrap_or(Err(Rejection::NoMachine)) {
+            Ok(placement) => Ok(self.named(placement)),
+            Err(reason) => Err(Fault::Rejected { request, reason }),
+        }
+    }
+
+    /// Takes in what the last event wants done. `told` is the request whose placement its own call returns.
+    fn keep(&mut self, told: Option<u64>) {
+        for at in 0..self.actions.len() {
+            match self.actions[at] {
+                ClusterAction::Placed(placement) => {
+                    self.live.insert(placement.request.0, Some(placement));
+                    self.decided(&placement);
+                    if told != Some(placement.request.0) {
+                        self.log.push(Kind::Placed(Box::new(self.named(placement))));
+                    }
+                }
+                ClusterAction::Rejected { request, reason } => {
+                    self.totals.reject(reason);
+                    self.rejected(request.0, reason);
+                }
+                ClusterAction::Parked { request } => {
+                    self.live.insert(request.0, None);
+                    self.log.push(Kind::Parked { request: request.0 });
+                }
+                ClusterAction::Ended { request, outcome } => self.ended(request.0, outcome),
+                ClusterAction::Moved { machine, pool } => {
+                    self.totals.moved += 1;
+                    if let Some(machine) = self.machines.at(machine.index) {
+                        tracing::debug!(machine = machine.name, ?pool, "changed pools");
+                    }
+                }
+                ClusterAction::Drained { machine } => {
+                    if let Some(machine) = self.machines.at(machine.index) {
+                        self.log.push(Kind::Drained { machine: machine.name.clone() });
+                    }
+                }
+                // Only at the managed level.
+                ClusterAction::Command { .. } | ClusterAction::Registered { .. } => {}
+            }
+        }
+    }
+
+    fn ended(&mut self, request: u64, outcome: Outcome) {
+        self.live.remove(&request);
+        let kind = match outcome {
+            // Whoever said so knows.
+            Outcome::Finished | Outcome::Cancelled => return,
+            Outcome::Expired => {
+                self.totals.expired += 1;
+                Kind::Expired { request }
+            }
+            Outcome::AttemptsMax => Kind::Failed { request, reason: "attempts_max" },
+            Outcome::NotResumable => Kind::Failed { request, reason: "not_resumable" },
+        };
+        self.log.push(kind);
+    }
+
+    fn named(&self, placement: Placement) -> Placed {
+        let at = |machine: MachineId| self.machines.at(machine.index).cloned();
+        Placed {
+            placement,
+            prompt: placement.prompt().and_then(at),
+            token: placement.token().and_then(at),
+            runner_up: placement.why.runner_up.and_then(|(index, _)| self.machines.at(index).cloned()),
+        }
+    }
+}

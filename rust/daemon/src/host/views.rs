@@ -1,0 +1,274 @@
+//! What can be looked at: loads, counts, and the reasons of the last decisions.
+
+use serde::Serialize;
+use splitcore_core::cluster::{ClusterCounters, MachineLoad, MachineState};
+use splitcore_core::error::Rejection;
+use splitcore_core::event::Role;
+use splitcore_core::placement::{Mode, Placement, Step};
+
+use super::{DECISIONS_KEPT, Fault, Host, REJECTIONS, State};
+
+/// What is counted beside the core's counters.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Totals {
+    /// By reason, in the order of `REJECTIONS`.
+    pub rejected: [u64; REJECTIONS.len()],
+    /// Leases that ran out.
+    pub expired: u64,
+    /// Machines that changed pools.
+    pub moved: u64,
+}
+
+impl Totals {
+    pub(super) fn reject(&mut self, reason: Rejection) {
+        if let Some(at) = REJECTIONS.iter().position(|&each| each == reason) {
+            self.rejected[at] += 1;
+        }
+    }
+}
+
+/// One of the last decisions. Names are looked up when it is shown.
+#[derive(Debug, Clone, Copy)]
+pub struct Decision {
+    at_ns: u64,
+    request: u64,
+    answer: Result<Placement, Rejection>,
+}
+
+/// A decision as the page shows it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct DecisionView {
+    /// How long ago.
+    age_ms: u64,
+    request_id: u64,
+    attempt: Option<u32>,
+    prompt: Option<String>,
+    token: Option<String>,
+    transfer: Option<Mode>,
+    prompt_step: Option<Step>,
+    token_step: Option<Step>,
+    prompt_load: Option<u64>,
+    token_load: Option<u64>,
+    runner_up: Option<String>,
+    rejected: Option<&'static str>,
+}
+
+/// The books of one machine.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct RowView {
+    /// Its name.
+    pub name: String,
+    /// Where its engine listens.
+    pub url: Option<String>,
+    /// Its home pool.
+    pub role: Role,
+    /// The pool it is in.
+    pub pool: Role,
+    /// Whether it takes work.
+    pub state: MachineState,
+    /// Live legs.
+    pub legs: u32,
+    /// Prompt tokens booked and not yet prefilled.
+    pub prompt_pending_tokens: u64,
+    /// KV tokens, by report and bookings.
+    pub kv_tokens: u64,
+    /// KV tokens it can hold.
+    pub kv_capacity_tokens: u64,
+}
+
+/// Mean, largest and spread of one number over the machines of a pool.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Default)]
+pub struct Spread {
+    /// Mean.
+    pub mean: f64,
+    /// Largest.
+    pub max: f64,
+    /// Standard deviation.
+    pub std_dev: f64,
+}
+
+impl Spread {
+    fn of(values: &[f64]) -> Self {
+        if values.is_empty() {
+            return Self::default();
+        }
+        let n = values.len() as f64;
+        let mean = values.iter().sum::<f64>() / n;
+        let variance = values.iter().map(|value| (value - mean).powi(2)).sum::<f64>() / n;
+        Self { mean, max: values.iter().copied().fold(0.0, f64::max), std_dev: variance.sqrt() }
+    }
+}
+
+/// A pool in numbers.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct PoolView {
+    /// Which.
+    pub pool: Role,
+    /// Machines that take work.
+    pub machines: usize,
+    /// Prompt tokens that wait.
+    pub queue_tokens: Spread,
+    /// Share of KV tokens in use.
+    pub kv_usage: Spread,
+}
+
+/// Everything at one moment.
+#[derive(Debug, Clone, Serialize)]
+pub struct Overview {
+    /// Live requests.
+    pub live: usize,
+    /// Of these, those that wait for a machine.
+    pub parked: usize,
+    /// The pools.
+    pub pools: Vec<PoolView>,
+    /// The machines, lost ones left out.
+    pub machines: Vec<RowView>,
+    /// The last decisions, newest first.
+    pub decisions: Vec<DecisionView>,
+    /// What the core has counted.
+    pub counters: ClusterCounters,
+    /// What else is counted.
+    #[serde(skip)]
+    pub totals: Totals,
+}
+
+impl Host {
+    /// The books of all machines, lost ones included.
+    ///
+    /// # Errors
+    /// [`Fault::Stopped`].
+    pub fn loads(&self) -> Result<Vec<RowView>, Fault> {
+        self.with(|state| Ok(state.rows().collect()))
+    }
+
+    /// Everything at one moment.
+    ///
+    /// # Errors
+    /// [`Fault::Stopped`].
+    pub fn overview(&self) -> Result<Overview, Fault> {
+        self.with(|state| Ok(state.overview()))
+    }
+
+    /// Live requests, those of them that wait, and the core's counters.
+    ///
+    /// # Errors
+    /// [`Fault::Stopped`].
+    pub fn counters(&self) -> Result<(usize, usize, ClusterCounters), Fault> {
+        self.with(|state| {
+            state.begin()?;
+            Ok((state.core.live_requests(), state.core.parked_requests(), state.core.counters()))
+        })
+    }
+
+    /// Whether a prompt and an output could be computed now.
+    ///
+    /// # Errors
+    /// [`Fault::Stopped`].
+    pub fn is_usable(&self) -> Result<bool, Fault> {
+        self.with(|state| {
+            let up = || state.loads().filter(|load| load.state == MachineState::Up);
+            let prompt = up().any(|load| load.home != Role::Token);
+            let token = up().any(|load| load.home != Role::Prompt);
+            Ok(prompt && token)
+        })
+    }
+
+    /// Recounts everything and compares with the books: `Some` is a bug.
+    ///
+    /// # Errors
+    /// [`Fault::Stopped`].
+    pub fn check(&self) -> Result<Option<String>, Fault> {
+        self.with(|state| {
+            if let Err(fault) = state.core.check() {
+                return Ok(Some(fault.0));
+            }
+            let (known, live) = (state.live.len(), state.core.live_requests());
+            Ok((known != live).then(|| format!("{known} live requests known, {live} in the core")))
+        })
+    }
+}
+
+impl State {
+    fn loads(&self) -> impl Iterator<Item = MachineLoad> {
+        (0..self.core.machines_len()).filter_map(|index| self.core.load(index))
+    }
+
+    fn rows(&self) -> impl Iterator<Item = RowView> {
+        self.loads().filter_map(|load| {
+            let machine = self.machines.at(load.machine.index)?;
+            Some(RowView {
+                name: machine.name.clone(),
+                url: machine.url.clone(),
+                role: load.home,
+                pool: load.pool,
+                state: load.state,
+                legs: load.legs,
+                prompt_pending_tokens: load.prompt_pending_tokens,
+                kv_tokens: load.kv_tokens,
+                kv_capacity_tokens: load.kv_capacity_tokens,
+            })
+        })
+    }
+
+    fn overview(&self) -> Overview {
+        let now_ns = self.clock.now().as_ns();
+        let machines: Vec<RowView> = self.rows().filter(|row| row.state != MachineState::Lost).collect();
+        let pools = [Role::Prompt, Role::Token, Role::Mixed].map(|pool| {
+            let rows =
+                || machines.iter().filter(move |row| row.pool == pool && row.state == MachineState::Up);
+            let queues: Vec<f64> = rows().map(|row| row.prompt_pending_tokens as f64).collect();
+            let usage: Vec<f64> =
+                rows().map(|row| row.kv_tokens as f64 / row.kv_capacity_tokens.max(1) as f64).collect();
+            PoolView {
+                pool,
+                machines: queues.len(),
+                queue_tokens: Spread::of(&queues),
+                kv_usage: Spread::of(&usage),
+            }
+        });
+        Overview {
+            live: self.core.live_requests(),
+            parked: self.core.parked_requests(),
+            pools: pools.to_vec(),
+            decisions: self.recent.iter().rev().map(|decision| self.shown(decision, now_ns)).collect(),
+            counters: self.core.counters(),
+            totals: self.totals,
+            machines,
+        }
+    }
+
+    fn shown(&self, decision: &Decision, now_ns: u64) -> DecisionView {
+        let placed = decision.answer.ok().map(|placement| self.named(placement));
+        let why = placed.as_ref().map(|placed| placed.placement.why);
+        let name = |machine: Option<&std::sync::Arc<super::Machine>>| machine.map(|it| it.name.clone());
+        DecisionView {
+            age_ms: now_ns.saturating_sub(decision.at_ns) / 1_000_000,
+            request_id: decision.request,
+            attempt: placed.as_ref().map(|placed| placed.placement.attempt.0),
+            prompt: name(placed.as_ref().and_then(|placed| placed.prompt.as_ref())),
+            token: name(placed.as_ref().and_then(|placed| placed.token.as_ref())),
+            transfer: placed.as_ref().and_then(|placed| placed.placement.transfer()),
+            prompt_step: why.map(|why| why.prompt_step),
+            token_step: why.map(|why| why.token_step),
+            prompt_load: why.map(|why| why.prompt_load),
+            token_load: why.map(|why| why.token_load),
+            runner_up: name(placed.as_ref().and_then(|placed| placed.runner_up.as_ref())),
+            rejected: decision.answer.err().map(Rejection::name),
+        }
+    }
+
+    pub(super) fn decided(&mut self, placement: &Placement) {
+        self.remember(placement.request.0, Ok(*placement));
+    }
+
+    pub(super) fn rejected(&mut self, request: u64, reason: Rejection) {
+        self.remember(request, Err(reason));
+    }
+
+    fn remember(&mut self, request: u64, answer: Result<Placement, Rejection>) {
+        if self.recent.len() == DECISIONS_KEPT {
+            self.recent.pop_front();
+        }
+        self.recent.push_back(Decision { at_ns: self.core.now().as_ns(), request, answer });
+    }
+}

@@ -1,0 +1,19 @@
+//! The placement service: one [`splitcore_core::cluster::Cluster`] behind HTTP, for engines that bring their own
+//! workers.
+//!
+//! `host` has the lock, the clock and what is kept beside the core; `http` the routes; `server` connections, signals
+//! and the end. Nothing in here decides where a request runs: that is the core's.
+
+#![forbid(unsafe_code)]
+
+pub mod clock;
+pub mod host;
+pub mod http;
+pub mod metrics;
+pub mod options;
+pub mod server;
+mod timed;
+mod tls;
+
+pub use options::{OptionError, Options};
+pub use server::{ServeError, Server, Stop, run};
