@@ -855,6 +855,21 @@ def profile_fit(csv_path: str | PathLike[str], out_path: str | PathLike[str]) ->
         SplitcoreError: If a file cannot be read or written.
     """
 
+def serve(options: Mapping[str, object]) -> None:
+    """Serve placements over HTTP until SIGTERM or Ctrl-C; other Python threads run meanwhile.
+
+    Call it on the main thread. From the first signal on nothing new is placed; it returns when nothing lives any more,
+    after ``drain_s``, or at the second signal.
+
+    Args:
+        options: By name as in ``docs/daemon.md``, with underscores; those left out have their defaults.
+
+    Raises:
+        ConfigError: If an option is out of its range.
+        SplitcoreError: If an option is unknown or of a wrong type, or the address is not free.
+        KeyboardInterrupt: After Ctrl-C.
+    """
+
 def swarm(
     *,
     seeds: int = 300,

@@ -121,7 +121,7 @@ async fn pairs(address: String, until: Instant, prompt_tokens: u32) -> std::io::
 /// Registers machines in one call; returns how long it took.
 async fn register(address: &str, machines: usize) -> std::io::Result<Duration> {
     let one = |at: usize| {
-        let role = if at % 2 == 0 { "prompt" } else { "token" };
+        let role = if at.is_multiple_of(2) { "prompt" } else { "token" };
         format!(
             "{{\"name\":\"m{at}\",\"url\":\"http://10.0.0.1:{at}\",\"role\":\"{role}\",\"kv_blocks\":40000}}"
         )

@@ -206,6 +206,17 @@ fn permille(option: &'static str, share: f64) -> Result<u32, OptionError> {
 }
 
 impl Options {
+    /// Reads them by name; those left out have their defaults.
+    ///
+    /// # Errors
+    /// Which option is unknown or of a wrong type.
+    pub fn read<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Self, String> {
+        serde_path_to_error::deserialize(from).map_err(|error| match error.path().to_string() {
+            path if path == "." => error.inner().to_string(),
+            path => format!("{path}: {}", error.inner()),
+        })
+    }
+
     /// Checks what the core does not see.
     ///
     /// # Errors
@@ -280,5 +291,45 @@ impl Options {
         };
         config.validate().map_err(core)?;
         Ok(config)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str) -> Result<Options, String> {
+        Options::read(&mut serde_json::Deserializer::from_str(text))
+    }
+
+    #[test]
+    fn what_is_left_out_has_its_default() {
+        let options = read("{\"policy\": \"jsq\", \"drain_s\": 2}").expect("options");
+        assert_eq!(options, Options { policy: PolicyKind::Jsq, drain_s: 2.0, ..Options::default() });
+        assert_eq!(options.validate(), Ok(()));
+    }
+
+    #[test]
+    fn an_error_names_its_option() {
+        assert!(
+            read("{\"policy\": \"fifo\"}").is_err_and(|error| error.starts_with("policy: unknown variant"))
+        );
+        assert!(read("{\"speed\": 1}").is_err_and(|error| error.contains("unknown field `speed`")));
+        let named = |options: Options| options.validate().expect_err("out of range").option;
+        assert_eq!(named(Options { kv_fill_max: 1.5, ..Options::default() }), "kv_fill_max");
+        assert_eq!(named(Options { retry_interval_s: 0.0, ..Options::default() }), "retry_interval_s");
+        assert_eq!(named(Options { body_timeout_s: 0.0, ..Options::default() }), "body_timeout_s");
+        assert_eq!(named(Options { lease_s: f64::NAN, ..Options::default() }), "lease_s");
+        assert_eq!(named(Options { connections_max: 0, ..Options::default() }), "connections_max");
+        assert_eq!(named(Options { tls_key: Some("key".into()), ..Options::default() }), "tls_cert");
+    }
+
+    #[cfg(feature = "cli")]
+    #[test]
+    fn the_command_line_has_the_same_defaults() {
+        use clap::{Args, FromArgMatches};
+        let command = Options::augment_args(clap::Command::new("test"));
+        let matches = command.get_matches_from(["test"]);
+        assert_eq!(Options::from_arg_matches(&matches).expect("options"), Options::default());
     }
 }

@@ -1,5 +1,7 @@
 //! Placements from their making to their end, over real sockets.
 
+#![allow(clippy::unwrap_used, reason = "what is missing fails the test")]
+
 mod common;
 
 use common::{Service, machine, options};

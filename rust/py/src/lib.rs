@@ -14,6 +14,7 @@ mod hardware;
 mod machine;
 mod placement;
 mod plan;
+mod serve;
 mod simulate;
 mod swarm;
 mod transfer;
@@ -48,6 +49,8 @@ mod _native {
         Cache, Search, capacity, design_presets, judge, mean_interval, placement, provision, published_pools,
         slo_set,
     };
+    #[pymodule_export]
+    use crate::serve::serve;
     #[pymodule_export]
     use crate::simulate::{Report, profile_fit, simulate};
     #[pymodule_export]

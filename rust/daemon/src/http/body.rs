@@ -102,10 +102,27 @@ pub(crate) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
     Err(ApiError { param, ..ApiError::new(StatusCode::BAD_REQUEST, code, message) })
 }
 
-/// The JSON of a body.
+/// As `parse`, for what must be an object: a list of its values in order is none.
+pub(crate) fn parse_object<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
+    if bytes.trim_ascii_start().first() == Some(&b'{') {
+        return parse(bytes);
+    }
+    let value: serde_json::Value = parse(bytes)?;
+    let got = match value {
+        serde_json::Value::Array(_) => "a list",
+        serde_json::Value::String(_) => "a string",
+        serde_json::Value::Number(_) => "a number",
+        serde_json::Value::Bool(_) => "true or false",
+        serde_json::Value::Null | serde_json::Value::Object(_) => "null",
+    };
+    let message = format!("the body: expected an object, got {got}");
+    Err(ApiError::new(StatusCode::BAD_REQUEST, "invalid_value", message))
+}
+
+/// The JSON object of a body.
 pub(crate) async fn json<T: DeserializeOwned>(app: &App, request: Request) -> Result<T, ApiError> {
     require_json(&request)?;
-    parse(&read(app, request).await?)
+    parse_object(&read(app, request).await?)
 }
 
 /// The bytes of a body that must be JSON.
@@ -127,7 +144,7 @@ pub(crate) async fn json_or_default<T: DeserializeOwned + Default>(
     if bytes.is_empty() {
         return Ok(T::default());
     }
-    checked.and_then(|()| parse(&bytes))
+    checked.and_then(|()| parse_object(&bytes))
 }
 
 /// An answer in JSON.

@@ -11,7 +11,7 @@ use splitcore_core::cluster::MachineState;
 use splitcore_core::event::Slo;
 
 use super::App;
-use super::body::{answer, json, json_bytes, number, parse};
+use super::body::{answer, json, json_bytes, number, parse, parse_object};
 use super::errors::ApiError;
 use crate::host::{MachineSpec, ReportSpec, RowView};
 
@@ -60,8 +60,11 @@ struct Joined {
 /// `POST /v1/machines`: one, or a list of them, all or none.
 pub(super) async fn join(State(app): State<Arc<App>>, request: Request) -> Answer {
     let bytes = json_bytes(&app, request).await?;
-    let specs: Vec<MachineSpec> =
-        if bytes.trim_ascii_start().first() == Some(&b'[') { parse(&bytes)? } else { vec![parse(&bytes)?] };
+    let specs: Vec<MachineSpec> = if bytes.trim_ascii_start().first() == Some(&b'[') {
+        parse(&bytes)?
+    } else {
+        vec![parse_object(&bytes)?]
+    };
     app.check_batch("machines", specs.len())?;
     specs.iter().try_for_each(check)?;
     let joined = specs.len();
