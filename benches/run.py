@@ -12,6 +12,7 @@ import tempfile
 from pathlib import Path
 
 import counts
+import daemon
 import placement
 import planning
 import simulation
@@ -19,7 +20,7 @@ import transfer
 from table import Row, Skipped, show
 
 ROOT = Path(__file__).resolve().parent.parent
-PARTS = ("placement", "simulation", "planning", "transfer", "counts")
+PARTS = ("placement", "simulation", "planning", "transfer", "daemon", "counts")
 
 
 def main() -> int:
@@ -45,6 +46,8 @@ def main() -> int:
             rows += planning.measure(options.repetitions)
         if "transfer" in parts:
             rows += transfer.measure(timings, options.repetitions)
+        if "daemon" in parts:
+            rows += daemon.measure(ROOT, options.repetitions)
         show(rows)
         failed = False
         counted = {}

@@ -1,11 +1,15 @@
+import http.client
 import inspect
 import re
 import shlex
+import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -63,6 +67,31 @@ def test_a_second_signal_ends_it_although_something_lives() -> None:
         deadline = time.monotonic() + LIMIT_S
         while service.call("GET", "/readyz")[0] != 503:
             assert time.monotonic() < deadline, "it stays ready"
+        assert service.end(signal.SIGTERM) == 0
+
+
+def test_over_tls_and_with_a_secret(tmp_path: Path) -> None:
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("openssl makes the certificate")
+    cert, key, secret = (tmp_path / name for name in ("cert.pem", "key.pem", "secret"))
+    secret.write_text("open sesame\n", encoding="utf-8")
+    subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
+    curve = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    command = [openssl, "req", "-x509", *curve, "-keyout", key, "-out", cert, "-days", "2", *subject]
+    subprocess.run(command, check=True, capture_output=True, timeout=LIMIT_S)
+    with served("--tls-cert", str(cert), "--tls-key", str(key), "--secret-file", str(secret)) as service:
+        context = ssl.create_default_context(cafile=str(cert))
+        kept = http.client.HTTPSConnection("127.0.0.1", service.port, timeout=LIMIT_S, context=context)
+        with closing(kept) as connection:
+            for headers, expected in [({}, 401), ({"authorization": "Bearer open sesame"}, 200)]:
+                connection.request("GET", "/v1/loads", headers=headers)
+                answer = connection.getresponse()
+                answer.read()
+                assert answer.status == expected
+        # Plain HTTP gets nowhere, and hurts nobody.
+        with pytest.raises((http.client.HTTPException, OSError)):
+            service.call("GET", "/healthz")
         assert service.end(signal.SIGTERM) == 0
 
 

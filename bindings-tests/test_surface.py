@@ -24,6 +24,7 @@ INNER = {
     "mean_interval": "called by `splitcore.reproduce`",
     "placement": "`parallelism`",
     "provision": "`plan`",
+    "serve": "`splitcore serve`",
     "published_pools": "looked up by `splitcore.reproduce`",
     "slo_set": "read for `slo`",
     **dict.fromkeys(

@@ -2,6 +2,9 @@
 //! each. Anything but 2xx is a failure. Prints one line of JSON.
 //!
 //! `load ADDRESS [--connections N] [--machines N] [--seconds S] [--prompt-tokens N]`
+//!
+//! With `--reports N` it sends no placements: each machine reports once a second, N of them in one call. `--known N`
+//! says how many there are where they have joined before.
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -136,6 +139,27 @@ async fn register(address: &str, machines: usize) -> std::io::Result<Duration> {
     Ok(begun.elapsed())
 }
 
+/// Reports of all machines, spread over each second, a share of them in one call.
+async fn reports(address: &str, machines: usize, share: usize, seconds: usize) -> std::io::Result<Tally> {
+    let mut client = Client::connect(address).await?;
+    let mut tally = Tally::new();
+    let calls = machines.div_ceil(share);
+    let between = Duration::from_secs(1) / calls as u32;
+    let mut due = tokio::time::interval(between);
+    for turn in 0..calls * seconds {
+        due.tick().await;
+        let first = turn % calls * share;
+        let one = |at| format!("{{\"machine\":\"m{at}\",\"kv_tokens\":{}}}", (at + turn) % 5000);
+        let all = (first..machines.min(first + share)).map(one).collect::<Vec<_>>().join(",");
+        let begun = Instant::now();
+        let answer = client.post("/v1/reports", &format!("{{\"reports\":[{all}]}}")).await?;
+        tally.failures += u64::from(answer.status != 200 || find(answer.body, b"\"unknown\":[]").is_none());
+        tally.pairs += 1;
+        tally.place.saturating_record(begun.elapsed().as_nanos() as u64);
+    }
+    Ok(tally)
+}
+
 fn option(arguments: &[String], name: &str, default: usize) -> usize {
     let at = arguments.iter().position(|argument| argument == name);
     at.and_then(|at| arguments.get(at + 1)?.parse().ok()).unwrap_or(default)
@@ -151,6 +175,13 @@ async fn run(arguments: &[String]) -> std::io::Result<bool> {
     let registered = if machines > 0 { register(address, machines).await? } else { Duration::ZERO };
     let begun = Instant::now();
     let until = begun + Duration::from_secs(seconds as u64);
+    let share = option(arguments, "--reports", 0);
+    if share > 0 {
+        let all = reports(address, option(arguments, "--known", machines), share, seconds).await?;
+        let p99_us = all.place.value_at_quantile(0.99) / 1000;
+        println!("{{\"calls\":{},\"failures\":{},\"p99_us\":{p99_us}}}", all.pairs, all.failures);
+        return Ok(all.failures == 0);
+    }
     let tasks: Vec<_> =
         (0..connections).map(|_| tokio::spawn(pairs(address.clone(), until, prompt_tokens))).collect();
     let mut all = Tally::new();
