@@ -270,7 +270,10 @@ fn apply(step: &Step, real: &Landing, model: &mut Model) -> Result<(), TestCaseE
             let published = real.publish(WRITERS[who], key, layer, seal(bytes));
             prop_assert_eq!(published, model.publish(who, key, layer, bytes));
         }
-        Step::Admit(of, who, layer) => admit(real, model, model.key(of), who, layer)?,
+        Step::Admit(of, who, layer) => {
+            let key = model.key(of);
+            admit(real, model, key, who, layer)?;
+        }
         Step::Stop(of) => {
             let key = model.key(of);
             prop_assert_eq!(real.stop(key), model.end(key, None));
@@ -314,7 +317,7 @@ fn apply(step: &Step, real: &Landing, model: &mut Model) -> Result<(), TestCaseE
 
 fn admit(
     real: &Landing,
-    model: &Model,
+    model: &mut Model,
     key: TransferKey,
     who: usize,
     layer: u16,
