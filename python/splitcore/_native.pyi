@@ -68,6 +68,7 @@ __all__ = [
     "provision",
     "published_pools",
     "senders",
+    "serve",
     "simulate",
     "slo_set",
     "swarm",
