@@ -10,8 +10,7 @@ use crate::errors::{self, SplitcoreError};
 #[pyfunction]
 #[pyo3(signature = (options))]
 pub(crate) fn serve(py: Python<'_>, options: &Bound<'_, PyAny>) -> PyResult<()> {
-    let options =
-        Options::read(&mut Depythonizer::from_object(options)).map_err(SplitcoreError::new_err)?;
+    let options = Options::read(&mut Depythonizer::from_object(options)).map_err(SplitcoreError::new_err)?;
     let ended = py.detach(|| run(options));
     // Python has seen Ctrl-C as well and raises it here.
     py.check_signals()?;

@@ -190,10 +190,11 @@ pub(super) async fn set_slo(State(app): State<Arc<App>>, class: Name, request: R
     let SloBody { ttft_s, tbt_s } = json(&app, request).await?;
     let ns = |field: &str, given: Option<f64>| match given {
         None => Ok(u64::MAX),
-        Some(seconds) if (1e-9..1e9).contains(&seconds) => Ok((seconds * 1e9) as u64),
-        Some(seconds) => {
-            Err(ApiError::invalid(field, format!("{field}: expected more than 0 seconds, got {seconds}")))
-        }
+        Some(seconds) if (1e-9..=1e9).contains(&seconds) => Ok((seconds * 1e9) as u64),
+        Some(seconds) => Err(ApiError::invalid(
+            field,
+            format!("{field}: expected more than 0 and at most 1000000000 seconds, got {seconds}"),
+        )),
     };
     let slo = Slo { ttft_ns: ns("ttft_s", ttft_s)?, tbt_ns: ns("tbt_s", tbt_s)? };
     app.host.set_slo(class, (ttft_s.is_some() || tbt_s.is_some()).then_some(slo))?;

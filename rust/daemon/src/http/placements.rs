@@ -139,15 +139,11 @@ pub(super) async fn place(State(app): State<Arc<App>>, request: Request) -> Answ
     Ok(answer(status, &view(&app, &placed)))
 }
 
-/// A machine named in the body and not there is no missing page.
+/// The only machine that a placement names.
 fn pinned(fault: Fault) -> ApiError {
-    let unknown = matches!(fault, Fault::UnknownMachine(_));
-    let mut error = ApiError::from(fault);
-    if unknown {
-        error.status = StatusCode::BAD_REQUEST;
-        error.param = Some("pin_token".to_owned());
-    }
-    error
+    let param = matches!(fault, Fault::UnknownMachine(_)).then(|| "pin_token".to_owned());
+    let error = ApiError::from(fault);
+    ApiError { param: param.or(error.param), ..error }
 }
 
 #[derive(Serialize)]
