@@ -1,0 +1,463 @@
+//! Sessions: who may say what when, who is let in, and when silence is too long.
+
+mod kit;
+
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+use splitcore_core::id::{AssignmentSeq, Epoch};
+use splitcore_core::kv::Dtype;
+use splitcore_core::leg::{Command, Notice, Peer};
+use splitcore_core::time::Time;
+use splitcore_wire::auth::Secret;
+use splitcore_wire::message::*;
+use splitcore_wire::roster::Roster;
+use splitcore_wire::session::*;
+
+type DaemonOut = Vec<Step<ToWorker, DaemonEvent>>;
+type WorkerOut = Vec<Step<ToDaemon, WorkerEvent>>;
+type PeerOut = Vec<Step<ToPeer, PeerEvent>>;
+
+const MS: u64 = 1_000_000;
+
+fn at(ms: u64) -> Time {
+    Time::from_ns(ms * MS)
+}
+
+fn daemon(settings: Settings) -> DaemonSession {
+    let mut out = Vec::new();
+    let session = DaemonSession::new(settings, kit::CHALLENGE, at(0), &mut out);
+    assert!(matches!(out[..], [Step::Send(ToWorker::Challenge(_))]));
+    session
+}
+
+fn worker(settings: Settings) -> WorkerSession {
+    WorkerSession::new(kit::identity(), settings, kit::NONCE, at(0))
+}
+
+fn closed<M, E>(out: &[Step<M, E>]) -> Option<&CloseReason> {
+    out.iter().find_map(|step| if let Step::Close(reason) = step { Some(reason) } else { None })
+}
+
+/// A daemon's session, established.
+fn established() -> DaemonSession {
+    let (mut session, mut out) = (daemon(kit::settings()), Vec::new());
+    session.receive(at(1), ToDaemon::Hello(Box::new(kit::hello())), &mut out);
+    assert!(session.welcome(at(2), kit::MACHINE, &mut out));
+    session.receive(at(3), ToDaemon::Register(Box::new(kit::registration(kit::EPOCH, vec![]))), &mut out);
+    assert!(session.registered(&mut out));
+    assert_eq!(closed(&out), None);
+    session
+}
+
+fn established_worker() -> WorkerSession {
+    let (mut session, mut out) = (worker(kit::settings()), Vec::new());
+    session.receive(at(1), ToWorker::Challenge(kit::challenge()), &mut out);
+    session.receive(at(2), ToWorker::Welcome(kit::welcome()), &mut out);
+    assert!(session.register(kit::registration(Epoch(2), vec![]), BTreeMap::new(), &mut out));
+    session.receive(at(3), ToWorker::Registered { epoch: kit::EPOCH }, &mut out);
+    assert_eq!(closed(&out), None);
+    assert!(session.is_established());
+    session
+}
+
+#[test]
+fn two_sides_that_share_a_secret_come_to_a_session() {
+    let (mut daemon, mut worker) = (daemon(kit::settings()), worker(kit::settings()));
+    let (mut to_worker, mut to_daemon): (DaemonOut, WorkerOut) = (Vec::new(), Vec::new());
+    to_worker.push(Step::Send(ToWorker::Challenge(kit::challenge())));
+    let mut commands = 0;
+    while !to_worker.is_empty() || !to_daemon.is_empty() {
+        for step in std::mem::take(&mut to_worker) {
+            match step {
+                Step::Send(message) => worker.receive(at(1), message, &mut to_daemon),
+                Step::Event(DaemonEvent::Hello(hello)) => {
+                    assert_eq!(hello.name, "token-0");
+                    assert!(daemon.welcome(at(1), kit::MACHINE, &mut to_worker));
+                }
+                Step::Event(DaemonEvent::Register { registration, descriptors }) => {
+                    assert_eq!(registration.claims.len(), descriptors.len());
+                    assert!(daemon.registered(&mut to_worker));
+                    assert!(daemon.command(kit::compute(1, 1), &mut to_worker));
+                }
+                step => panic!("{step:?}"),
+            }
+        }
+        for step in std::mem::take(&mut to_daemon) {
+            match step {
+                Step::Send(message) => daemon.receive(at(1), message, &mut to_worker),
+                Step::Event(WorkerEvent::Welcome(welcome)) => {
+                    assert_eq!((welcome.machine, welcome.epoch), (kit::MACHINE, kit::EPOCH));
+                    let described = BTreeMap::from([(kit::key(9), kit::descriptor(vec![1, 2, 3, 4]))]);
+                    let registration = kit::registration(Epoch(2), vec![kit::claim(9)]);
+                    assert!(worker.register(registration, described, &mut to_daemon));
+                }
+                Step::Event(WorkerEvent::Registered { epoch }) => assert_eq!(epoch, kit::EPOCH),
+                Step::Event(WorkerEvent::Command { epoch, .. }) => {
+                    assert_eq!(epoch, kit::EPOCH);
+                    commands += 1;
+                }
+                step => panic!("{step:?}"),
+            }
+        }
+    }
+    assert_eq!(commands, 1);
+    assert!(daemon.is_established() && worker.is_established());
+}
+
+/// What a daemon answers to a `Hello` that is changed so.
+fn refusal(settings: Settings, change: impl FnOnce(&mut Hello)) -> Refusal {
+    let (mut session, mut out, mut hello) = (daemon(settings), Vec::new(), kit::hello());
+    change(&mut hello);
+    session.receive(at(1), ToDaemon::Hello(Box::new(hello)), &mut out);
+    assert!(session.is_closed());
+    match &out[..] {
+        [Step::Send(ToWorker::Refused(told)), Step::Close(CloseReason::Refused(refusal))] => {
+            assert_eq!(told, refusal);
+            refusal.clone()
+        }
+        out => panic!("{out:?}"),
+    }
+}
+
+#[test]
+fn a_refusal_names_the_field_and_both_values() {
+    let told = |refusal: &Refusal| refusal.to_string();
+    let settings = || Settings { layout: Some(kit::layout()), ..kit::settings() };
+    assert_eq!(told(&refusal(settings(), |hello| hello.protocol = 2)), "protocol: 1 here, 2 there");
+    assert_eq!(
+        told(&refusal(settings(), |hello| hello.layout.layers = 32)),
+        "layout.layers: 30 here, 32 there"
+    );
+    let refused = refusal(settings(), |hello| hello.layout.dtype = Dtype::Bf16);
+    assert_eq!(told(&refused), "layout.dtype: f32 here, bf16 there");
+    assert_eq!(refusal(kit::settings(), |hello| hello.layout.block_tokens = 0).field, "layout");
+    assert_eq!(told(&refusal(settings(), |hello| hello.epoch = Epoch(4))), "epoch: 3 here, 4 there");
+    let model = || Settings { model: Some("llama".to_owned()), ..kit::settings() };
+    assert_eq!(told(&refusal(model(), |_| {})), "model: llama here, smollm2-135m there");
+    assert_eq!(told(&refusal(settings(), |hello| hello.proof = None)), "proof: required here, none there");
+    let other = || Settings { secret: Some(Secret::new(b"another")), ..kit::settings() };
+    assert_eq!(refusal(other(), |_| {}).field, "proof");
+    // The proof covers the name and the nonce.
+    assert_eq!(refusal(settings(), |hello| hello.name = "token-1".to_owned()).field, "proof");
+    assert_eq!(refusal(settings(), |hello| hello.nonce.0[3] ^= 1).field, "proof");
+}
+
+#[test]
+fn a_worker_takes_no_daemon_that_does_not_know_the_secret() {
+    let welcomed = |change: &dyn Fn(&mut Welcome)| {
+        let (mut session, mut out, mut welcome) = (worker(kit::settings()), Vec::new(), kit::welcome());
+        change(&mut welcome);
+        session.receive(at(1), ToWorker::Challenge(kit::challenge()), &mut out);
+        session.receive(at(2), ToWorker::Welcome(welcome), &mut out);
+        closed(&out).map(ToString::to_string)
+    };
+    assert_eq!(welcomed(&|_| {}), None);
+    let wrong = Some("refused: proof: another secret here, a proof that does not match there".to_owned());
+    assert_eq!(welcomed(&|welcome| welcome.proof = None), wrong);
+    assert_eq!(welcomed(&|welcome| welcome.proof = kit::hello().proof), wrong, "the worker's own, sent back");
+    let (mut session, mut out) = (worker(kit::settings()), Vec::new());
+    session.receive(at(1), ToWorker::Challenge(Challenge { secret: false, ..kit::challenge() }), &mut out);
+    let reason = closed(&out).map(ToString::to_string);
+    assert_eq!(reason, Some("refused: secret: a secret here, no secret there".to_owned()));
+}
+
+#[test]
+fn a_worker_takes_no_older_cluster_than_the_newest_it_has_heard_of() {
+    let (mut session, mut out) = (worker(kit::settings()), Vec::new());
+    session.receive(at(1), ToWorker::Challenge(kit::challenge()), &mut out);
+    session.receive(at(2), ToWorker::Welcome(Welcome { epoch: Epoch(1), ..kit::welcome() }), &mut out);
+    assert_eq!(closed(&out), Some(&CloseReason::StaleEpoch { ours: 2, theirs: 1 }));
+}
+
+#[test]
+fn commands_come_in_order_and_with_what_they_need() {
+    let heard = |assigned: &[Assigned]| {
+        let (mut session, mut out) = (established_worker(), Vec::new());
+        for assigned in assigned {
+            session.receive(at(4), ToWorker::Command(Box::new(assigned.clone())), &mut out);
+        }
+        let events = out.iter().filter(|step| matches!(step, Step::Event(_))).count();
+        (events, closed(&out).map(ToString::to_string))
+    };
+    assert_eq!(heard(&[kit::compute(4, 1), kit::reserve(9)]), (2, None));
+    let told = Some("command 4 after command 4".to_owned());
+    assert_eq!(heard(&[kit::compute(4, 1), kit::compute(4, 2), kit::compute(5, 3)]), (1, told));
+    let bare = Assigned { descriptor: None, ..kit::compute(1, 1) };
+    let told = "command: it brings a request without a descriptor";
+    assert_eq!(heard(&[bare]), (0, Some(told.to_owned())));
+    let short = Assigned { descriptor: Some(kit::descriptor(vec![1])), ..kit::compute(1, 1) };
+    let told = "request 1 attempt 1: a prompt of 1 tokens for work on 4";
+    assert_eq!(heard(&[short]), (0, Some(told.to_owned())));
+    let astray = Assigned { peer: Some(kit::address(kit::MACHINE)), ..kit::reserve(1) };
+    let told = "command: the address is not that of the machine it names";
+    assert_eq!(heard(&[astray]), (0, Some(told.to_owned())));
+    let mut cold = kit::compute(1, 1);
+    cold.descriptor.as_mut().unwrap().sampling.temperature = f64::NAN;
+    assert_eq!(heard(&[cold]).0, 0);
+}
+
+#[test]
+fn a_daemon_sends_no_command_out_of_order_and_none_without_a_session() {
+    let (mut session, mut out) = (daemon(kit::settings()), Vec::new());
+    assert!(!session.command(kit::compute(1, 1), &mut out));
+    assert!(out.is_empty());
+    let mut session = established();
+    assert!(session.command(kit::compute(5, 1), &mut out));
+    assert!(!session.command(kit::compute(5, 2), &mut out));
+    assert_eq!(closed(&out), Some(&CloseReason::Sequence { last: 5, got: 5 }));
+}
+
+/// What becomes of a registration.
+fn registered(epoch: Epoch, claims: &[u64], described: &[u64]) -> Result<usize, String> {
+    let (mut session, mut out) = (daemon(kit::settings()), Vec::new());
+    session.receive(at(1), ToDaemon::Hello(Box::new(kit::hello())), &mut out);
+    session.welcome(at(1), kit::MACHINE, &mut out);
+    for &request in described {
+        let descriptor = Box::new(kit::descriptor(vec![1; 4]));
+        session.receive(at(1), ToDaemon::Describe { key: kit::key(request), descriptor }, &mut out);
+    }
+    let claims = claims.iter().copied().map(kit::claim).collect();
+    session.receive(at(1), ToDaemon::Register(Box::new(kit::registration(epoch, claims))), &mut out);
+    match out.last() {
+        Some(Step::Event(DaemonEvent::Register { descriptors, .. })) => Ok(descriptors.len()),
+        Some(Step::Close(reason)) => Err(reason.to_string()),
+        step => panic!("{step:?}"),
+    }
+}
+
+#[test]
+fn a_new_cluster_is_told_what_each_claim_is_about() {
+    assert_eq!(registered(Epoch(2), &[1, 2], &[1, 2]), Ok(2));
+    assert_eq!(registered(kit::EPOCH, &[1, 2], &[]), Ok(0), "it knows them");
+    let unknown = "request 2 attempt 1: not described, and this Cluster has not met it";
+    assert_eq!(registered(Epoch(2), &[1, 2], &[1]), Err(unknown.to_owned()));
+    let more = "request 3 attempt 1: described and not claimed";
+    assert_eq!(registered(Epoch(2), &[1], &[1, 3]), Err(more.to_owned()));
+    let twice = "request 1 attempt 1: described twice";
+    assert_eq!(registered(Epoch(2), &[1], &[1, 1]), Err(twice.to_owned()));
+}
+
+#[test]
+fn silence_and_slowness_end_a_session_under_their_names() {
+    let (mut session, mut out) = (daemon(kit::settings()), Vec::new());
+    assert_eq!(session.next_deadline(), at(5000));
+    session.tick(at(4999), &mut out);
+    assert!(out.is_empty());
+    session.tick(at(5000), &mut out);
+    let reason = closed(&out).map(ToString::to_string);
+    assert_eq!(reason, Some("no end of the handshake within handshake_limit (5000 ms)".to_owned()));
+
+    let (mut session, mut out) = (established(), Vec::new());
+    assert_eq!(session.next_deadline(), at(1002));
+    session.tick(at(1002), &mut out);
+    assert_eq!(out, [Step::Send(ToWorker::Ping { number: 1 })]);
+    session.receive(at(1003), ToDaemon::Pong { number: 1 }, &mut out);
+    session.tick(at(6002), &mut out);
+    assert_eq!(closed(&out), None);
+    session.tick(at(6003), &mut out);
+    let reason = closed(&out).map(ToString::to_string);
+    assert_eq!(reason, Some("nothing heard within silence_limit (5000 ms)".to_owned()));
+
+    let (mut session, mut out) = (established_worker(), Vec::new());
+    session.receive(at(1000), ToWorker::Ping { number: 1 }, &mut out);
+    assert_eq!(out, [Step::Send(ToDaemon::Pong { number: 1 })]);
+    assert_eq!(session.next_deadline(), at(6000));
+    session.tick(at(6000), &mut out);
+    assert!(matches!(closed(&out), Some(CloseReason::Silence { .. })));
+
+    let (mut session, mut out) = (established(), Vec::new());
+    session.receive(at(4), ToDaemon::Pong { number: 9 }, &mut out);
+    assert_eq!(closed(&out), Some(&CloseReason::Pong { number: 9, last: 0 }));
+}
+
+proptest! {
+    #[test]
+    fn a_daemon_delivers_nothing_to_its_cluster_before_it_has_taken_the_registration(
+        messages in proptest::collection::vec((kit::any_to_daemon(), 0..6_u8), 1..40),
+        begins_established in any::<bool>(),
+    ) {
+        let mut session = if begins_established { established() } else { daemon(kit::settings()) };
+        let (mut registered, mut now) = (begins_established, 10);
+        for (message, host) in messages {
+            let mut out: DaemonOut = Vec::new();
+            now += 1;
+            let over = session.is_closed();
+            session.receive(at(now), message, &mut out);
+            prop_assert!(!over || out.is_empty(), "closed, it answers nothing");
+            for step in &out {
+                let core = matches!(step, Step::Event(DaemonEvent::Notice(_) | DaemonEvent::Tokens(_)));
+                prop_assert!(!core || registered, "{:?}", step);
+            }
+            let closes = closed(&out).is_some();
+            prop_assert_eq!(closes, !over && session.is_closed());
+            match host {
+                0 => drop(session.welcome(at(now), kit::MACHINE, &mut out)),
+                1 => registered |= session.registered(&mut out),
+                2 => session.tick(at(now + 1000), &mut out),
+                _ => {}
+            }
+            prop_assert_eq!(session.is_established(), registered && !session.is_closed());
+        }
+    }
+
+    #[test]
+    fn a_worker_delivers_no_command_before_it_is_registered_and_each_in_order(
+        messages in proptest::collection::vec((kit::any_to_worker(), 0..4_u8), 1..40),
+        established in any::<bool>(),
+    ) {
+        let mut session = if established { established_worker() } else { worker(kit::settings()) };
+        let (mut registered, mut last, mut now) = (established, AssignmentSeq(0), 10);
+        for (message, host) in messages {
+            let mut out: WorkerOut = Vec::new();
+            now += 1;
+            let over = session.is_closed();
+            session.receive(at(now), message, &mut out);
+            prop_assert!(!over || out.is_empty());
+            for step in &out {
+                match step {
+                    Step::Event(WorkerEvent::Command { epoch, assigned }) => {
+                        prop_assert!(registered && assigned.seq > last);
+                        prop_assert_eq!(*epoch, kit::EPOCH);
+                        last = assigned.seq;
+                    }
+                    Step::Event(WorkerEvent::Registered { .. }) => registered = true,
+                    _ => {}
+                }
+            }
+            match host {
+                0 => {
+                    let registration = kit::registration(Epoch(2), vec![]);
+                    session.register(registration, BTreeMap::new(), &mut out);
+                }
+                1 => {
+                    let said = session.notice(Notice::Gone { key: kit::key(1) }, &mut out);
+                    prop_assert_eq!(said, registered && !session.is_closed());
+                }
+                2 => session.tick(at(now + 100), &mut out),
+                _ => {}
+            }
+        }
+    }
+
+    #[test]
+    fn a_peer_delivers_nothing_before_the_session_is_open(
+        messages in proptest::collection::vec(kit::any_to_peer(), 1..40),
+        dials in any::<bool>(),
+    ) {
+        let mut out: PeerOut = Vec::new();
+        let mut session = if dials {
+            let of = kit::peer_identity(kit::MACHINE);
+            PeerSession::dial(of, kit::settings(), kit::SOURCE, kit::NONCE, at(0))
+        } else {
+            PeerSession::accept(kit::peer_identity(kit::SOURCE), kit::settings(), kit::CHALLENGE, at(0), &mut out)
+        };
+        let mut open = false;
+        for message in messages {
+            out.clear();
+            let over = session.is_closed();
+            session.receive(at(1), message, &mut out);
+            prop_assert!(!over || out.is_empty());
+            for step in &out {
+                match step {
+                    Step::Event(PeerEvent::Open { .. }) => open = true,
+                    Step::Event(PeerEvent::Message { message, .. }) => {
+                        prop_assert!(open);
+                        prop_assert_eq!(dials, matches!(message, Peer::AbortAck { .. }));
+                    }
+                    _ => {}
+                }
+            }
+        }
+    }
+}
+
+/// Runs two peers against one another until neither has anything to say. Returns what each heard.
+fn peers(source: Settings, wanted: splitcore_core::id::MachineId) -> (Vec<PeerEvent>, Vec<PeerEvent>) {
+    let (mut to_destination, mut to_source): (PeerOut, PeerOut) = (Vec::new(), Vec::new());
+    let identity = kit::peer_identity(kit::SOURCE);
+    let mut source = PeerSession::accept(identity, source, kit::CHALLENGE, at(0), &mut to_destination);
+    let identity = kit::peer_identity(kit::MACHINE);
+    let mut destination = PeerSession::dial(identity, kit::settings(), wanted, kit::NONCE, at(0));
+    let (mut at_source, mut at_destination) = (Vec::new(), Vec::new());
+    while !to_destination.is_empty() || !to_source.is_empty() {
+        for step in std::mem::take(&mut to_destination) {
+            match step {
+                Step::Send(message) => destination.receive(at(1), message, &mut to_source),
+                Step::Event(event) => {
+                    if let PeerEvent::Message { message: Peer::Abort { key }, .. } = event {
+                        source.say(Peer::AbortAck { key }, None, &mut to_destination);
+                    }
+                    at_source.push(event);
+                }
+                Step::Close(_) => {}
+            }
+        }
+        for step in std::mem::take(&mut to_source) {
+            match step {
+                Step::Send(message) => source.receive(at(1), message, &mut to_destination),
+                Step::Event(event) => {
+                    if matches!(event, PeerEvent::Open { .. }) {
+                        let key = kit::key(1);
+                        let grant = Peer::Grant { key, blocks: 3 };
+                        destination.say(grant, Some(kit::grant()), &mut to_source);
+                        destination.say(Peer::Abort { key }, None, &mut to_source);
+                    }
+                    at_destination.push(event);
+                }
+                Step::Close(_) => {}
+            }
+        }
+    }
+    (at_source, at_destination)
+}
+
+#[test]
+fn a_destination_grants_and_aborts_and_its_source_answers() {
+    let (at_source, at_destination) = peers(kit::settings(), kit::SOURCE);
+    let opened = PeerEvent::Open { machine: kit::MACHINE, address: Some(kit::address(kit::MACHINE)) };
+    assert_eq!(at_source[0], opened);
+    assert!(matches!(&at_source[1], PeerEvent::Message { grant: Some(grant), .. } if *grant == kit::grant()));
+    assert_eq!(at_source.len(), 3);
+    let ack = Peer::AbortAck { key: kit::key(1) };
+    assert_eq!(at_destination[1], PeerEvent::Message { from: kit::SOURCE, message: ack, grant: None });
+}
+
+#[test]
+fn a_later_incarnation_that_answers_shows_that_the_one_before_is_gone() {
+    let before = splitcore_core::id::MachineId { incarnation: 4, ..kit::SOURCE };
+    assert_eq!(peers(kit::settings(), before).1, [PeerEvent::Replaced { machine: before }]);
+    let later = splitcore_core::id::MachineId { incarnation: 6, ..kit::SOURCE };
+    assert_eq!(peers(kit::settings(), later).1, [], "an earlier one shows nothing");
+    let stranger = Settings { secret: Some(Secret::new(b"another")), ..kit::settings() };
+    assert_eq!(peers(stranger, before), (vec![], vec![]), "nor does one that does not know the secret");
+}
+
+#[test]
+fn a_name_keeps_its_place_and_an_older_incarnation_does_not_get_it() {
+    let mut roster = Roster::default();
+    let hello =
+        |name: &str, index, incarnation| Hello { name: name.to_owned(), index, incarnation, ..kit::hello() };
+    let place = |roster: &mut Roster, hello: &Hello| roster.enter(hello).map(|id| id.index);
+    assert_eq!(place(&mut roster, &hello("b", Some(1), 5)), Ok(1));
+    assert_eq!(place(&mut roster, &hello("a", None, 5)), Ok(0));
+    assert_eq!(place(&mut roster, &hello("c", None, 5)), Ok(2));
+    assert_eq!(place(&mut roster, &hello("a", None, 6)), Ok(0));
+    let refused = roster.enter(&hello("a", None, 5)).unwrap_err();
+    assert_eq!(refused.to_string(), "incarnation: 6 here, 5 there");
+    assert_eq!(roster.enter(&hello("d", Some(1), 5)).unwrap_err().to_string(), "name: b here, d there");
+    assert_eq!(roster.enter(&hello("b", Some(3), 5)).unwrap_err().to_string(), "index: 1 here, 3 there");
+    let current = roster.member(0).unwrap().address.machine;
+    assert!(roster.address(current).is_some());
+    assert!(roster.address(splitcore_core::id::MachineId { incarnation: 5, ..current }).is_none());
+}
+
+#[test]
+fn a_command_that_is_about_nothing_new_brings_nothing() {
+    let command = Command::Start { key: kit::key(1) };
+    let assigned = Assigned { command, ..kit::compute(1, 1) };
+    let (mut session, mut out) = (established_worker(), Vec::new());
+    session.receive(at(4), ToWorker::Command(Box::new(assigned)), &mut out);
+    let reason = closed(&out).map(ToString::to_string);
+    assert_eq!(reason, Some("command: a descriptor without a request".to_owned()));
+}
