@@ -84,7 +84,7 @@ pub enum DescriptorError {
     TopP(f64),
 }
 
-/// Where a machine is reached by other machines.
+/// Where a machine is reached by other machines. Empty where it is not there any more.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PeerAddress {
     /// Which machine.

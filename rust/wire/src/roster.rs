@@ -65,8 +65,10 @@ impl Roster {
         self.places.get(&index)
     }
 
-    /// Where a machine is reached, if it is the one that has the place now.
-    pub fn address(&self, machine: MachineId) -> Option<&PeerAddress> {
-        self.places.get(&machine.index).map(|member| &member.address).filter(|at| at.machine == machine)
+    /// Where a machine is reached. One that has been replaced is not there any more, and its addresses are empty.
+    pub fn address(&self, machine: MachineId) -> PeerAddress {
+        let here = self.places.get(&machine.index).map(|member| &member.address);
+        let gone = || PeerAddress { machine, peer: String::new(), transfer: String::new() };
+        here.filter(|here| here.machine == machine).cloned().unwrap_or_else(gone)
     }
 }
