@@ -36,6 +36,8 @@ pub(crate) struct Host {
     tokens: u64,
     tokens_wanted: u64,
     deadline: Instant,
+    /// Workers that were killed and whose successors have yet to come.
+    killed: usize,
     pub(crate) seen: Seen,
 }
 
@@ -69,7 +71,7 @@ struct Life<'a> {
 impl Host {
     pub(crate) fn new(clients: Vec<Client>, faults: Vec<(u64, Fault)>, deadline: Instant) -> Self {
         let tokens_wanted = clients.iter().map(|client| u64::from(client.output_tokens)).sum();
-        Self { clients, faults, tokens: 0, tokens_wanted, deadline, seen: Seen::default() }
+        Self { clients, faults, tokens: 0, tokens_wanted, deadline, killed: 0, seen: Seen::default() }
     }
 
     pub(crate) fn into_clients(self) -> (Vec<Client>, Seen) {
@@ -219,6 +221,17 @@ impl Life<'_> {
         }
         self.sessions.insert(machine, (connection, handle.clone()));
         self.host.seen.sessions += 1;
+        // A place that was left out has incarnation 0.
+        let before = self.cluster.load(machine.index).map_or(0, |load| load.machine.incarnation);
+        if (1..machine.incarnation).contains(&before) {
+            self.host.killed -= 1;
+            // What the one before had is with others when they say so.
+            for client in &mut self.host.clients {
+                if client.state == (State::Live { acknowledged: true }) {
+                    client.state = State::Live { acknowledged: false };
+                }
+            }
+        }
         let mut actions = Vec::new();
         let event = ClusterEvent::Register(registration);
         if let Err(error) = self.cluster.handle(self.now(), &event, &mut actions) {
@@ -245,6 +258,9 @@ impl Life<'_> {
         else {
             return;
         };
+        if self.cluster.attempt(key.request) != Some(key.attempt) {
+            return;
+        }
         let client = self.client(key.request);
         if client.state == (State::Live { acknowledged: false }) {
             client.state = State::Live { acknowledged: true };
@@ -360,10 +376,20 @@ impl Life<'_> {
         if self.host.tokens * 1000 < after * self.host.tokens_wanted || self.cluster.is_recovering() {
             return;
         }
+        // A worker and the daemon that die at once take with them what only these two have.
+        let alone = |client: &Client| {
+            client.state == (State::Live { acknowledged: false }) && !client.received.is_empty()
+        };
+        if self.host.killed > 0 || self.host.clients.iter().any(alone) {
+            return;
+        }
         self.host.faults.remove(0);
         match fault {
             Fault::Sever(index) => self.hub.tell_index(index, Word::Sever),
-            Fault::Kill(index) => self.hub.tell_index(index, Word::Die),
+            Fault::Kill(index) => {
+                self.host.killed += 1;
+                self.hub.tell_index(index, Word::Die);
+            }
             Fault::Restart => self.restarts = true,
         }
     }

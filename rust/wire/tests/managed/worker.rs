@@ -275,7 +275,9 @@ impl<'a> Life<'a> {
             let (now, mut actions) = (self.now(), Vec::new());
             let result = self.machine.handle(now, &event, &mut actions);
             assert!(result.is_ok(), "{:?}: {event:?}: {result:?}", self.machine.id());
-            actions.into_iter().for_each(|action| self.act(action));
+            for action in actions {
+                self.act(action);
+            }
         }
     }
 
