@@ -340,8 +340,10 @@ fn run(shared: &Shared, options: &mut LinkOptions, mut stream: Stream) -> CloseR
                 _ => return CloseReason::Io(error.to_string()),
             },
         }
-        if let Some(reason) = hear(shared, options, &mut decoder) {
-            return reason;
+        match hear(shared, options, &mut decoder) {
+            Ok(0) => {}
+            Ok(_) => within_since = None,
+            Err(reason) => return reason,
         }
         within_since = decoder.is_within_frame().then(|| within_since.unwrap_or_else(Instant::now));
         if within_since.is_some_and(|since| since.elapsed() >= shared.frame_limit) {
@@ -350,12 +352,13 @@ fn run(shared: &Shared, options: &mut LinkOptions, mut stream: Stream) -> CloseR
     }
 }
 
-/// Takes what has been read, then looks at the time.
-fn hear(shared: &Shared, options: &mut LinkOptions, decoder: &mut Decoder) -> Option<CloseReason> {
+/// Takes what has been read, then looks at the time. Returns how many messages there were.
+fn hear(shared: &Shared, options: &mut LinkOptions, decoder: &mut Decoder) -> Result<u64, CloseReason> {
     let mut state = shared.lock();
-    let live = state.live.as_mut()?;
-    let mut steps = Vec::new();
-    let now = shared.now();
+    let Some(live) = state.live.as_mut() else {
+        return Err(CloseReason::Closed("closed here".to_owned()));
+    };
+    let (mut steps, mut heard, now) = (Vec::new(), 0, shared.now());
     loop {
         match decoder.next::<ToWorker>(live.session.frame_bytes_max()) {
             Ok(Some(message)) => live.session.receive(now, message, &mut steps),
@@ -365,6 +368,7 @@ fn hear(shared: &Shared, options: &mut LinkOptions, decoder: &mut Decoder) -> Op
                 break;
             }
         }
+        heard += 1;
     }
     live.session.tick(now, &mut steps);
     for step in &steps {
@@ -379,5 +383,5 @@ fn hear(shared: &Shared, options: &mut LinkOptions, decoder: &mut Decoder) -> Op
             _ => {}
         }
     }
-    shared.carry_out(live, steps)
+    shared.carry_out(live, steps).map_or(Ok(heard), Err)
 }

@@ -201,7 +201,9 @@ struct Task {
     handle: Handle,
     decoder: Decoder,
     within_since: Option<Instant>,
+    /// To be written, and how much of it has been.
     pending: Vec<u8>,
+    written: usize,
     wrote_at: Instant,
     steps: Vec<Step<ToWorker, DaemonEvent>>,
 }
@@ -228,6 +230,7 @@ impl Task {
             decoder: Decoder::new(),
             within_since: None,
             pending: Vec::new(),
+            written: 0,
             wrote_at: origin,
             steps,
         })
@@ -260,9 +263,13 @@ impl Task {
             let deadline = self.deadline();
             let speaks = self.pending.len() < PENDING_BYTES;
             tokio::select! {
-                wrote = writer.write(&self.pending), if !self.pending.is_empty() => match wrote {
+                wrote = writer.write(&self.pending[self.written..]), if !self.pending.is_empty() => match wrote {
                     Ok(wrote) => {
-                        self.pending.drain(..wrote);
+                        self.written += wrote;
+                        if self.written == self.pending.len() {
+                            self.pending.clear();
+                            self.written = 0;
+                        }
                         self.wrote_at = Instant::now();
                     }
                     Err(error) => self.fail(CloseReason::Io(error.to_string())),
@@ -373,7 +380,7 @@ impl Task {
     /// Gives the other side a moment to read why. What it still sends is read, lest the system throw away what it has
     /// yet to read.
     async fn part<S: AsyncRead + AsyncWrite>(&mut self, reader: &mut ReadHalf<S>, writer: &mut WriteHalf<S>) {
-        let pending = std::mem::take(&mut self.pending);
+        let pending = self.pending.split_off(self.written);
         let farewell = async {
             writer.write_all(&pending).await?;
             writer.shutdown().await?;

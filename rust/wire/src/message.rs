@@ -50,8 +50,19 @@ impl Descriptor {
     /// # Errors
     /// The first such thing.
     pub fn check(&self, work: &Work) -> Result<(), DescriptorError> {
-        if self.prompt.len() as u64 != u64::from(work.prompt_tokens) {
-            let (tokens, of) = (self.prompt.len() as u64, work.prompt_tokens);
+        self.check_covers(work)?;
+        let (tokens, of) = (self.prompt.len() as u64, work.prompt_tokens);
+        if tokens == u64::from(of) { Ok(()) } else { Err(DescriptorError::Prompt { tokens, of }) }
+    }
+
+    /// The same for one of several claims of a key: a leg that is being given up, and the request that is kept with the
+    /// tokens that the leg has made. Their prompts begin alike, and this is the longest.
+    ///
+    /// # Errors
+    /// The first such thing.
+    pub fn check_covers(&self, work: &Work) -> Result<(), DescriptorError> {
+        let (tokens, of) = (self.prompt.len() as u64, work.prompt_tokens);
+        if tokens < u64::from(of) {
             return Err(DescriptorError::Prompt { tokens, of });
         }
         let Sampling { temperature, top_p, .. } = self.sampling;

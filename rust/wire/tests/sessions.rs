@@ -6,6 +6,7 @@ mod kit;
 use std::collections::BTreeMap;
 
 use proptest::prelude::*;
+use splitcore_core::event::{Claim, Held};
 use splitcore_core::id::{AssignmentSeq, Epoch};
 use splitcore_core::kv::Dtype;
 use splitcore_core::leg::{Command, Notice, Peer};
@@ -40,15 +41,26 @@ fn closed<M, E>(out: &[Step<M, E>]) -> Option<&CloseReason> {
     out.iter().find_map(|step| if let Step::Close(reason) = step { Some(reason) } else { None })
 }
 
-/// A daemon's session, established.
-fn established() -> DaemonSession {
+/// A daemon's session after so many steps: of four it is established.
+fn stage(steps: u8) -> DaemonSession {
     let (mut session, mut out) = (daemon(kit::settings()), Vec::new());
-    session.receive(at(1), ToDaemon::Hello(Box::new(kit::hello())), &mut out);
-    assert!(session.welcome(at(2), kit::MACHINE, &mut out));
-    session.receive(at(3), ToDaemon::Register(Box::new(kit::registration(kit::EPOCH, vec![]))), &mut out);
-    assert!(session.registered(&mut out));
+    for step in 0..steps {
+        match step {
+            0 => session.receive(at(1), ToDaemon::Hello(Box::new(kit::hello())), &mut out),
+            1 => assert!(session.welcome(at(2), kit::MACHINE, &mut out)),
+            2 => {
+                let registration = kit::registration(kit::EPOCH, vec![]);
+                session.receive(at(3), ToDaemon::Register(Box::new(registration)), &mut out);
+            }
+            _ => assert!(session.registered(&mut out)),
+        }
+    }
     assert_eq!(closed(&out), None);
     session
+}
+
+fn established() -> DaemonSession {
+    stage(4)
 }
 
 fn established_worker() -> WorkerSession {
@@ -240,6 +252,23 @@ fn a_new_cluster_is_told_what_each_claim_is_about() {
 }
 
 #[test]
+fn a_leg_and_the_record_of_it_that_goes_further_have_one_description() {
+    let registered = |tokens: u32| {
+        let (mut session, mut out) = (stage(2), Vec::new());
+        let descriptor = Box::new(kit::descriptor(vec![1; tokens as usize]));
+        session.receive(at(3), ToDaemon::Describe { key: kit::key(1), descriptor }, &mut out);
+        let mut kept = Claim { held: Held::Kept, ..kit::claim(1) };
+        kept.work.prompt_tokens += 2;
+        let registration = kit::registration(Epoch(2), vec![kit::claim(1), kept]);
+        session.receive(at(3), ToDaemon::Register(Box::new(registration)), &mut out);
+        closed(&out).map(ToString::to_string)
+    };
+    assert_eq!(registered(6), None);
+    let told = |tokens| Some(format!("request 1 attempt 1: a prompt of {tokens} tokens for work on 6"));
+    assert_eq!((registered(5), registered(7)), (told(5), told(7)));
+}
+
+#[test]
 fn silence_and_slowness_end_a_session_under_their_names() {
     let (mut session, mut out) = (daemon(kit::settings()), Vec::new());
     assert_eq!(session.next_deadline(), at(5000));
@@ -276,10 +305,9 @@ proptest! {
     #[test]
     fn a_daemon_delivers_nothing_to_its_cluster_before_it_has_taken_the_registration(
         messages in proptest::collection::vec((kit::any_to_daemon(), 0..6_u8), 1..40),
-        begins_established in any::<bool>(),
+        steps in 0..5_u8,
     ) {
-        let mut session = if begins_established { established() } else { daemon(kit::settings()) };
-        let (mut registered, mut now) = (begins_established, 10);
+        let (mut session, mut registered, mut now) = (stage(steps), steps == 4, 10);
         for (message, host) in messages {
             let mut out: DaemonOut = Vec::new();
             now += 1;

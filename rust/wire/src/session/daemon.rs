@@ -16,7 +16,8 @@ use super::{ClaimError, CloseReason, Limits, Pulse, Settings, Step, check_sequen
 use crate::auth::{Party, prove, verify};
 use crate::hex::Nonce;
 use crate::message::{
-    Assigned, Challenge, Descriptor, Hello, Named, PROTOCOL, Refusal, ToDaemon, ToWorker, Tokens, Welcome,
+    Assigned, Challenge, Descriptor, DescriptorError, Hello, Named, PROTOCOL, Refusal, ToDaemon, ToWorker,
+    Tokens, Welcome,
 };
 
 /// What a worker has said.
@@ -212,27 +213,29 @@ impl DaemonSession {
             return Err(CloseReason::Incomplete { message: "register", what });
         }
         let knows_us = registration.epoch == self.settings.epoch;
-        let mut described = 0;
+        let mut longest: BTreeMap<LegKey, u32> = BTreeMap::new();
         for claim in &registration.claims {
-            let key = claim.key;
-            match self.descriptors.get(&key) {
-                Some(descriptor) => {
-                    let checked = descriptor.check(&claim.work);
-                    checked.map_err(|error| CloseReason::Claim { key, what: error.into() })?;
-                    described += 1;
-                }
-                None if knows_us || claim.held == Held::Closing => {}
-                None => return Err(CloseReason::Claim { key, what: ClaimError::Unknown }),
+            let (key, tokens) = (claim.key, claim.work.prompt_tokens);
+            let descriptor = self.descriptors.get(&key);
+            if descriptor.is_none() && !knows_us && claim.held != Held::Closing {
+                return Err(CloseReason::Claim { key, what: ClaimError::Unknown });
+            }
+            if let Some(descriptor) = descriptor {
+                let checked = descriptor.check_covers(&claim.work);
+                checked.map_err(|error| CloseReason::Claim { key, what: error.into() })?;
+                longest.entry(key).and_modify(|longest| *longest = tokens.max(*longest)).or_insert(tokens);
             }
         }
-        if described == self.descriptors.len() {
-            return Ok(());
+        for (&key, descriptor) in &self.descriptors {
+            let tokens = descriptor.prompt.len() as u64;
+            let what = match longest.get(&key) {
+                None => ClaimError::Unclaimed,
+                Some(&of) if u64::from(of) < tokens => DescriptorError::Prompt { tokens, of }.into(),
+                Some(_) => continue,
+            };
+            return Err(CloseReason::Claim { key, what });
         }
-        let claimed = |key: &&LegKey| registration.claims.iter().any(|claim| claim.key == **key);
-        match self.descriptors.keys().find(|key| !claimed(key)) {
-            Some(&key) => Err(CloseReason::Claim { key, what: ClaimError::Unclaimed }),
-            None => Ok(()),
-        }
+        Ok(())
     }
 
     /// The host lets the worker in, as this machine. Returns whether there was one to let in.

@@ -215,8 +215,8 @@ impl Life<'_> {
             stays
         });
         for (key, descriptor) in descriptors {
-            let claim = registration.claims.iter().find(|claim| claim.key == *key).unwrap();
-            let resumed = claim.work.terms.resumed_tokens;
+            let claims = registration.claims.iter().filter(|claim| claim.key == *key);
+            let resumed = claims.map(|claim| claim.work.terms.resumed_tokens).max().unwrap();
             assert_eq!(descriptor.prompt, self.client(key.request).prompt_from(resumed), "{key:?}");
         }
         self.sessions.insert(machine, (connection, handle.clone()));
@@ -400,7 +400,6 @@ impl Life<'_> {
             let loads = (0..self.cluster.machines_len()).filter_map(|index| self.cluster.load(index));
             let empty = loads.into_iter().all(|load| (load.kv_tokens, load.legs, load.booked) == (0, 0, 0));
             if empty && self.cluster.live_requests() == 0 {
-                assert!(self.host.faults.is_empty(), "not all has gone wrong: {:?}", self.host.faults);
                 self.cluster.check().unwrap();
                 self.stopping = true;
                 (0..ROLES.len() as u32).for_each(|index| self.hub.tell_index(index, Word::Stop));

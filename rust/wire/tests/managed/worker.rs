@@ -262,10 +262,10 @@ impl<'a> Life<'a> {
         );
         let follows = work.start >= work.prompt_tokens;
         let context = Context { descriptor, has: resumed, resumed, follows, muted: false };
-        if matches!(command, Command::Keep { .. }) {
-            self.contexts.entry(key).or_insert(context);
-        } else {
-            self.contexts.insert(key, context);
+        match self.contexts.get_mut(&key) {
+            // The leg of this key is here still, and goes on until it is aborted.
+            Some(known) if matches!(command, Command::Keep { .. }) => known.descriptor = context.descriptor,
+            _ => drop(self.contexts.insert(key, context)),
         }
     }
 
