@@ -63,15 +63,38 @@ fn established() -> DaemonSession {
     stage(4)
 }
 
-fn established_worker() -> WorkerSession {
+/// A worker's session after so many steps: of four it is established.
+fn worker_stage(steps: u8) -> WorkerSession {
     let (mut session, mut out) = (worker(kit::settings()), Vec::new());
-    session.receive(at(1), ToWorker::Challenge(kit::challenge()), &mut out);
-    session.receive(at(2), ToWorker::Welcome(kit::welcome()), &mut out);
-    assert!(session.register(kit::registration(Epoch(2), vec![]), BTreeMap::new(), &mut out));
-    session.receive(at(3), ToWorker::Registered { epoch: kit::EPOCH }, &mut out);
+    for step in 0..steps {
+        match step {
+            0 => session.receive(at(1), ToWorker::Challenge(kit::challenge()), &mut out),
+            1 => session.receive(at(2), ToWorker::Welcome(kit::welcome()), &mut out),
+            2 => {
+                let registration = kit::registration(Epoch(2), vec![]);
+                assert!(session.register(registration, BTreeMap::new(), &mut out));
+            }
+            _ => session.receive(at(3), ToWorker::Registered { epoch: kit::EPOCH }, &mut out),
+        }
+    }
     assert_eq!(closed(&out), None);
+    session
+}
+
+fn established_worker() -> WorkerSession {
+    let session = worker_stage(4);
     assert!(session.is_established());
     session
+}
+
+#[test]
+fn frames_are_short_until_the_other_side_is_known() {
+    let limits = Limits::default();
+    let short = |steps| stage(steps).frame_bytes_max() == limits.handshake_bytes_max;
+    assert_eq!([0, 1, 2, 3, 4].map(short), [true, true, false, false, false]);
+    let short = |steps| worker_stage(steps).frame_bytes_max() == limits.handshake_bytes_max;
+    assert_eq!([0, 1, 2, 3, 4].map(short), [true, true, false, false, false]);
+    assert!(limits.handshake_bytes_max < limits.frame_bytes_max);
 }
 
 #[test]
@@ -333,10 +356,10 @@ proptest! {
     #[test]
     fn a_worker_delivers_no_command_before_it_is_registered_and_each_in_order(
         messages in proptest::collection::vec((kit::any_to_worker(), 0..4_u8), 1..40),
-        established in any::<bool>(),
+        steps in 0..5_u8,
     ) {
-        let mut session = if established { established_worker() } else { worker(kit::settings()) };
-        let (mut registered, mut last, mut now) = (established, AssignmentSeq(0), 10);
+        let (mut session, mut asked) = (worker_stage(steps), steps >= 3);
+        let (mut registered, mut last, mut now) = (steps == 4, AssignmentSeq(0), 10);
         for (message, host) in messages {
             let mut out: WorkerOut = Vec::new();
             now += 1;
@@ -350,14 +373,17 @@ proptest! {
                         prop_assert_eq!(*epoch, kit::EPOCH);
                         last = assigned.seq;
                     }
-                    Step::Event(WorkerEvent::Registered { .. }) => registered = true,
+                    Step::Event(WorkerEvent::Registered { .. }) => {
+                        prop_assert!(asked, "nobody is registered who has not asked");
+                        registered = true;
+                    }
                     _ => {}
                 }
             }
             match host {
                 0 => {
                     let registration = kit::registration(Epoch(2), vec![]);
-                    session.register(registration, BTreeMap::new(), &mut out);
+                    asked |= session.register(registration, BTreeMap::new(), &mut out);
                 }
                 1 => {
                     let said = session.notice(Notice::Gone { key: kit::key(1) }, &mut out);

@@ -168,6 +168,16 @@ fn one_who_begins_and_does_not_go_on_is_cut_off_by_name() {
     assert_eq!(said[1], ToWorker::Close { reason: reason.clone() });
     assert_eq!(daemon.closed().to_string(), reason);
 
+    // A byte now and then is no progress.
+    let mut stream = daemon.connect();
+    stream.write_all(&200_u32.to_le_bytes()).unwrap();
+    let drips = (0..200).take_while(|_| {
+        std::thread::sleep(Duration::from_millis(20));
+        stream.write_all(&[0x81]).is_ok()
+    });
+    assert!(drips.count() < 200);
+    assert!(matches!(daemon.closed(), CloseReason::Stalled { .. }));
+
     let limits = Limits { handshake_limit_ns: 50 * MS, ..Limits::default() };
     let mut daemon = Daemon::start(Settings { limits, ..kit::settings() });
     let said = read_all(daemon.connect());
