@@ -203,6 +203,13 @@ fn what_is_no_message_is_refused_with_its_reason() {
     let mut deep = vec![0x91; 1000];
     deep.splice(0..0, 1000_u32.to_le_bytes());
     assert!(matches!(refused(&deep, LIMIT), FrameError::Malformed(_)));
+    // A field that nobody reads, too: {"pong": {"number": 5, "later": [[[...]]]}}
+    let mut nested = b"\0\0\0\0\x81\xa4pong\x82\xa6number\x05\xa5later".to_vec();
+    nested.extend([0x91; 40]);
+    nested.push(1);
+    nested[0] = (nested.len() - HEADER_BYTES) as u8;
+    let told = refused(&nested, LIMIT).to_string();
+    assert!(told.contains("depth limit"), "{told}");
     let mut many =
         b"\0\0\0\0\x81\xa6tokens\x83\xa3key\x82\xa7request\x01\xa7attempt\x01\xa4from\x00\xa3ids".to_vec();
     many.extend([0xdd, 0xff, 0xff, 0xff, 0xff, 1]);
