@@ -1,0 +1,19 @@
+//! The protocol between a splitcore daemon and its workers, and between workers: `docs/protocol.md` in code.
+//!
+//! [`message`] is what is said, [`codec`] how it is framed, [`session`] who may say what when; none of them does IO.
+//! [`link`] drives a worker's side with threads, `listen` (feature `tokio`) a daemon's with tasks. [`roster`] is who has
+//! which name and place.
+
+#![forbid(unsafe_code)]
+
+pub mod address;
+pub mod auth;
+pub mod backoff;
+pub mod codec;
+pub mod hex;
+pub mod link;
+#[cfg(feature = "tokio")]
+pub mod listen;
+pub mod message;
+pub mod roster;
+pub mod session;

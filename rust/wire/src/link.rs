@@ -1,0 +1,387 @@
+//! A worker's connection to its daemon, kept by a thread: it connects, answers the heartbeat whatever the worker does,
+//! and connects again. No runtime is needed.
+
+use std::collections::BTreeMap;
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, TcpStream, ToSocketAddrs};
+use std::os::unix::net::UnixStream;
+use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use splitcore_core::event::Registration;
+use splitcore_core::id::LegKey;
+use splitcore_core::leg::Notice;
+use splitcore_core::time::Time;
+
+use crate::address::Address;
+use crate::auth::nonce;
+use crate::backoff::Backoff;
+use crate::codec::{Decoder, encode};
+use crate::message::{Descriptor, ToDaemon, ToWorker, Tokens};
+use crate::session::{CloseReason, Identity, Settings, Step, WorkerEvent, WorkerSession};
+
+const READ_BYTES: usize = 64 << 10;
+
+/// Where to connect, and as whom.
+#[derive(Debug, Clone)]
+pub struct LinkOptions {
+    /// The daemon.
+    pub address: Address,
+    /// Who connects.
+    pub identity: Identity,
+    /// What is asked of the daemon.
+    pub settings: Settings,
+    /// Waits between tries.
+    pub backoff: Backoff,
+}
+
+/// What has happened to the link.
+#[derive(Debug, Clone, PartialEq)]
+pub enum LinkEvent {
+    /// The daemon has said something.
+    Session(WorkerEvent),
+    /// The session is over, or there was none to be had. The link tries again after `retry_ns`.
+    Lost {
+        /// Why.
+        reason: CloseReason,
+        /// How long it waits.
+        retry_ns: u64,
+    },
+}
+
+/// A connection of either kind.
+#[derive(Debug)]
+enum Stream {
+    Tcp(TcpStream),
+    Unix(UnixStream),
+}
+
+macro_rules! each {
+    ($stream:expr, $inner:ident => $body:expr) => {
+        match $stream {
+            Stream::Tcp($inner) => $body,
+            Stream::Unix($inner) => $body,
+        }
+    };
+}
+
+impl Stream {
+    fn connect(address: &Address, limit: Duration) -> io::Result<Self> {
+        match address {
+            Address::Unix(path) => UnixStream::connect(path).map(Self::Unix),
+            Address::Tcp(address) => {
+                let mut last = io::Error::other("the host has no address");
+                for address in address.to_socket_addrs()? {
+                    match TcpStream::connect_timeout(&address, limit) {
+                        Ok(stream) => {
+                            stream.set_nodelay(true)?;
+                            return Ok(Self::Tcp(stream));
+                        }
+                        Err(error) => last = error,
+                    }
+                }
+                Err(last)
+            }
+        }
+    }
+
+    fn try_clone(&self) -> io::Result<Self> {
+        Ok(match self {
+            Self::Tcp(stream) => Self::Tcp(stream.try_clone()?),
+            Self::Unix(stream) => Self::Unix(stream.try_clone()?),
+        })
+    }
+
+    fn set_limits(&self, read: Option<Duration>, write: Duration) -> io::Result<()> {
+        each!(self, stream => {
+            stream.set_read_timeout(read)?;
+            stream.set_write_timeout(Some(write))
+        })
+    }
+
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        each!(self, stream => stream.read(bytes))
+    }
+
+    fn write_all(&mut self, bytes: &[u8]) -> io::Result<()> {
+        each!(self, stream => stream.write_all(bytes))
+    }
+
+    fn shut(&self) {
+        let _ = each!(self, stream => stream.shutdown(Shutdown::Both));
+    }
+}
+
+/// The connection that is open now.
+#[derive(Debug)]
+struct Live {
+    session: WorkerSession,
+    stream: Stream,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    live: Option<Live>,
+    stopped: bool,
+}
+
+#[derive(Debug)]
+struct Shared {
+    origin: Instant,
+    state: Mutex<State>,
+    wake: Condvar,
+    events: SyncSender<LinkEvent>,
+    frame_limit: Duration,
+    queue_frames_max: u32,
+}
+
+impl Shared {
+    fn now(&self) -> Time {
+        Time::from_ns(self.origin.elapsed().as_nanos() as u64)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Carries out what a session wants, in order. Returns why it is over, if it is.
+    fn carry_out(&self, live: &mut Live, steps: Vec<Step<ToDaemon, WorkerEvent>>) -> Option<CloseReason> {
+        for step in steps {
+            match step {
+                Step::Send(message) => {
+                    let frame = match encode(&message, live.session.send_bytes_max()) {
+                        Ok(frame) => frame,
+                        Err(error) => return Some(error.into()),
+                    };
+                    if let Err(error) = live.stream.write_all(&frame) {
+                        return Some(self.failed(&error));
+                    }
+                }
+                Step::Event(event) => match self.events.try_send(LinkEvent::Session(event)) {
+                    Ok(()) | Err(TrySendError::Disconnected(_)) => {}
+                    Err(TrySendError::Full(_)) => {
+                        return Some(CloseReason::Slow { frames: self.queue_frames_max });
+                    }
+                },
+                Step::Close(reason) => return Some(reason),
+            }
+        }
+        None
+    }
+
+    fn failed(&self, error: &io::Error) -> CloseReason {
+        match error.kind() {
+            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
+                CloseReason::Stalled { limit_ns: self.frame_limit.as_nanos() as u64 }
+            }
+            _ => CloseReason::Io(error.to_string()),
+        }
+    }
+
+    /// Has a session do something on behalf of the worker. A failure is for the thread to find: it shuts the stream.
+    fn act(
+        &self,
+        act: impl FnOnce(&mut WorkerSession, &mut Vec<Step<ToDaemon, WorkerEvent>>) -> bool,
+    ) -> bool {
+        let mut state = self.lock();
+        let Some(live) = &mut state.live else { return false };
+        let mut steps = Vec::new();
+        let done = act(&mut live.session, &mut steps);
+        if let Some(reason) = self.carry_out(live, steps) {
+            live.session.close(reason, &mut Vec::new());
+            live.stream.shut();
+            return false;
+        }
+        done
+    }
+}
+
+/// A worker's connection to its daemon.
+#[derive(Debug)]
+pub struct WorkerLink {
+    shared: Arc<Shared>,
+    events: Receiver<LinkEvent>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl WorkerLink {
+    /// Starts to connect.
+    ///
+    /// # Errors
+    /// There is no thread to be had.
+    pub fn start(options: LinkOptions) -> io::Result<Self> {
+        let limits = options.settings.limits;
+        let (sender, events) = sync_channel(limits.queue_frames_max as usize);
+        let shared = Arc::new(Shared {
+            origin: Instant::now(),
+            state: Mutex::default(),
+            wake: Condvar::new(),
+            events: sender,
+            frame_limit: Duration::from_nanos(limits.frame_limit_ns),
+            queue_frames_max: limits.queue_frames_max,
+        });
+        let of = Arc::clone(&shared);
+        let thread = std::thread::Builder::new().name("splitcore-link".to_owned());
+        let thread = thread.spawn(move || keep(&of, options))?;
+        Ok(Self { shared, events, thread: Some(thread) })
+    }
+
+    /// The next event, if one comes in time.
+    pub fn recv(&self, limit: Duration) -> Option<LinkEvent> {
+        self.events.recv_timeout(limit).ok()
+    }
+
+    /// Answers a `Welcome`. Returns whether there was one to answer.
+    pub fn register(&self, registration: Registration, descriptors: BTreeMap<LegKey, Descriptor>) -> bool {
+        self.shared.act(|session, steps| session.register(registration, descriptors, steps))
+    }
+
+    /// Says something to the Cluster. Returns whether there was a session to say it on; what is lost with a session
+    /// that breaks is said again after the next registration.
+    pub fn notice(&self, notice: Notice) -> bool {
+        self.shared.act(|session, steps| session.notice(notice, steps))
+    }
+
+    /// Gives output tokens. Returns whether there was a session to give them on.
+    pub fn tokens(&self, tokens: Tokens) -> bool {
+        self.shared.act(|session, steps| session.tokens(tokens, steps))
+    }
+
+    /// Drops the connection without a word, as a broken network would. The link connects again.
+    pub fn sever(&self) {
+        if let Some(live) = &self.shared.lock().live {
+            live.stream.shut();
+        }
+    }
+}
+
+impl Drop for WorkerLink {
+    fn drop(&mut self) {
+        {
+            let mut state = self.shared.lock();
+            state.stopped = true;
+            if let Some(live) = &mut state.live {
+                let mut steps = Vec::new();
+                live.session.close(CloseReason::Closed("the worker ends".to_owned()), &mut steps);
+                let _ = self.shared.carry_out(live, steps);
+                live.stream.shut();
+            }
+            self.shared.wake.notify_all();
+        }
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// The life of a link.
+fn keep(shared: &Shared, mut options: LinkOptions) {
+    while !shared.lock().stopped {
+        let reason = match open(shared, &options) {
+            Ok(stream) => run(shared, &mut options, stream),
+            Err(error) => CloseReason::Io(error.to_string()),
+        };
+        if let Some(live) = shared.lock().live.take() {
+            live.stream.shut();
+        }
+        let retry_ns = options.backoff.next_ns();
+        let mut state = shared.lock();
+        if state.stopped {
+            return;
+        }
+        drop(state);
+        // Here the thread may wait: nobody is there to answer.
+        if shared.events.send(LinkEvent::Lost { reason, retry_ns }).is_err() {
+            return;
+        }
+        state = shared.lock();
+        let wait = Duration::from_nanos(retry_ns);
+        drop(shared.wake.wait_timeout_while(state, wait, |state| !state.stopped));
+    }
+}
+
+fn open(shared: &Shared, options: &LinkOptions) -> io::Result<Stream> {
+    let limit = Duration::from_nanos(options.settings.limits.handshake_limit_ns);
+    let stream = Stream::connect(&options.address, limit)?;
+    stream.set_limits(None, shared.frame_limit)?;
+    let reader = stream.try_clone()?;
+    let session =
+        WorkerSession::new(options.identity.clone(), options.settings.clone(), nonce()?, shared.now());
+    let mut state = shared.lock();
+    state.live = Some(Live { session, stream });
+    Ok(reader)
+}
+
+/// Reads until the session is over.
+fn run(shared: &Shared, options: &mut LinkOptions, mut stream: Stream) -> CloseReason {
+    let mut decoder = Decoder::new();
+    let mut bytes = vec![0; READ_BYTES];
+    let mut within_since: Option<Instant> = None;
+    loop {
+        let wait = {
+            let state = shared.lock();
+            let Some(live) = state.live.as_ref().filter(|live| !live.session.is_closed()) else {
+                return CloseReason::Closed("closed here".to_owned());
+            };
+            Duration::from_nanos(live.session.next_deadline().since(shared.now()).max(1_000_000))
+        };
+        let frame_left = within_since.map(|since| shared.frame_limit.saturating_sub(since.elapsed()));
+        let wait = frame_left.map_or(wait, |left| wait.min(left.max(Duration::from_millis(1))));
+        if let Err(error) = stream.set_limits(Some(wait), shared.frame_limit) {
+            return CloseReason::Io(error.to_string());
+        }
+        match stream.read(&mut bytes) {
+            Ok(0) => return CloseReason::Io("end of stream".to_owned()),
+            Ok(read) => decoder.push(&bytes[..read]),
+            Err(error) => match error.kind() {
+                io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted => {}
+                _ => return CloseReason::Io(error.to_string()),
+            },
+        }
+        match hear(shared, options, &mut decoder) {
+            Ok(0) => {}
+            Ok(_) => within_since = None,
+            Err(reason) => return reason,
+        }
+        within_since = decoder.is_within_frame().then(|| within_since.unwrap_or_else(Instant::now));
+        if within_since.is_some_and(|since| since.elapsed() >= shared.frame_limit) {
+            return CloseReason::Stalled { limit_ns: shared.frame_limit.as_nanos() as u64 };
+        }
+    }
+}
+
+/// Takes what has been read, then looks at the time. Returns how many messages there were.
+fn hear(shared: &Shared, options: &mut LinkOptions, decoder: &mut Decoder) -> Result<u64, CloseReason> {
+    let mut state = shared.lock();
+    let Some(live) = state.live.as_mut() else {
+        return Err(CloseReason::Closed("closed here".to_owned()));
+    };
+    let (mut steps, mut heard, now) = (Vec::new(), 0, shared.now());
+    loop {
+        match decoder.next::<ToWorker>(live.session.frame_bytes_max()) {
+            Ok(Some(message)) => live.session.receive(now, message, &mut steps),
+            Ok(None) => break,
+            Err(error) => {
+                live.session.close(error.into(), &mut steps);
+                break;
+            }
+        }
+        heard += 1;
+    }
+    live.session.tick(now, &mut steps);
+    for step in &steps {
+        match step {
+            Step::Event(WorkerEvent::Welcome(welcome)) => {
+                options.identity.index = Some(welcome.machine.index);
+            }
+            Step::Event(WorkerEvent::Registered { epoch }) => {
+                options.identity.epoch = *epoch;
+                options.backoff.reset();
+            }
+            _ => {}
+        }
+    }
+    shared.carry_out(live, steps).map_or(Ok(heard), Err)
+}

@@ -1,0 +1,393 @@
+//! A daemon's side: a listener whose connections are tasks, each with a session of its own. What a stranger sends ends
+//! the stranger's connection and touches nothing else.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use splitcore_core::id::MachineId;
+use splitcore_core::time::Time;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadHalf, WriteHalf};
+use tokio::net::{TcpListener, UnixListener};
+use tokio::sync::{Notify, Semaphore, mpsc};
+use tokio::time::Instant;
+
+use crate::address::Address;
+use crate::auth::nonce;
+use crate::codec::{Decoder, encode};
+use crate::message::{Assigned, Hello, Refusal, ToDaemon, ToWorker};
+use crate::session::{CloseReason, DaemonEvent, DaemonSession, Settings, Step};
+
+const READ_BYTES: usize = 16 << 10;
+/// Bytes that are taken from the queue before those before them are written.
+const PENDING_BYTES: usize = 256 << 10;
+/// How long a connection that has been closed may take to read why.
+const LINGER: Duration = Duration::from_secs(1);
+/// After an `accept` that failed, for want of descriptors most likely.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// A connection. Never used twice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ConnectionId(pub u64);
+
+/// What has happened on a connection.
+#[derive(Debug)]
+pub struct Heard {
+    /// Which.
+    pub connection: ConnectionId,
+    /// What.
+    pub what: What,
+}
+
+/// What can happen on a connection.
+#[derive(Debug)]
+pub enum What {
+    /// A worker asks to be let in; answer on the handle.
+    Hello {
+        /// Who.
+        hello: Box<Hello>,
+        /// To answer, and to speak later.
+        handle: Handle,
+    },
+    /// A worker has said something.
+    Event(DaemonEvent),
+    /// It is over. The last of a connection; of one that never came to a `Hello` the only one.
+    Closed {
+        /// Why.
+        reason: CloseReason,
+    },
+}
+
+/// What a host says on a connection.
+#[derive(Debug)]
+enum Say {
+    Welcome(MachineId),
+    Refuse(Refusal),
+    Registered,
+    Command(Box<Assigned>),
+    Close(String),
+}
+
+/// Speaks on a connection. On one that is over it speaks to nobody: the host hears of that in turn.
+#[derive(Debug, Clone)]
+pub struct Handle {
+    says: mpsc::Sender<Say>,
+    slow: Arc<Notify>,
+}
+
+impl Handle {
+    fn say(&self, say: Say) {
+        if let Err(mpsc::error::TrySendError::Full(_)) = self.says.try_send(say) {
+            self.slow.notify_one();
+        }
+    }
+
+    /// Lets the worker in.
+    pub fn welcome(&self, machine: MachineId) {
+        self.say(Say::Welcome(machine));
+    }
+
+    /// Does not let the worker in.
+    pub fn refuse(&self, refusal: Refusal) {
+        self.say(Say::Refuse(refusal));
+    }
+
+    /// The Cluster has taken the registration.
+    pub fn registered(&self) {
+        self.say(Say::Registered);
+    }
+
+    /// Gives the worker something to do.
+    pub fn command(&self, assigned: Assigned) {
+        self.say(Say::Command(Box::new(assigned)));
+    }
+
+    /// Ends the session, and tells the worker why.
+    pub fn close(&self, reason: &str) {
+        self.say(Say::Close(reason.to_owned()));
+    }
+}
+
+/// Where workers connect.
+#[derive(Debug)]
+pub struct Listener {
+    inner: Inner,
+    address: Address,
+}
+
+#[derive(Debug)]
+enum Inner {
+    Tcp(TcpListener),
+    Unix(UnixListener),
+}
+
+impl Listener {
+    /// Begins to listen.
+    ///
+    /// # Errors
+    /// The address cannot be had.
+    pub async fn bind(address: &Address) -> io::Result<Self> {
+        match address {
+            Address::Tcp(at) => {
+                let listener = TcpListener::bind(at).await?;
+                let address = Address::Tcp(listener.local_addr()?.to_string());
+                Ok(Self { inner: Inner::Tcp(listener), address })
+            }
+            Address::Unix(path) => {
+                let inner = Inner::Unix(UnixListener::bind(path)?);
+                Ok(Self { inner, address: address.clone() })
+            }
+        }
+    }
+
+    /// Where it listens, with the port that it was given.
+    pub fn address(&self) -> &Address {
+        &self.address
+    }
+
+    /// Takes connections until it is dropped, or nobody listens to `heard` any more.
+    pub async fn serve(self, settings: Settings, heard: mpsc::Sender<Heard>) {
+        let places = Arc::new(Semaphore::new(settings.limits.connections_max as usize));
+        let origin = Instant::now();
+        for id in 0.. {
+            let accepted = tokio::select! {
+                accepted = self.accept() => accepted,
+                () = heard.closed() => return,
+            };
+            let Ok(stream) = accepted else {
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+                continue;
+            };
+            // Without a place it is dropped at once: the worker tries again later.
+            let Ok(place) = Arc::clone(&places).try_acquire_owned() else { continue };
+            let Ok(task) = Task::new(ConnectionId(id), settings.clone(), origin, heard.clone()) else {
+                continue;
+            };
+            tokio::spawn(async move {
+                match stream {
+                    Accepted::Tcp(stream) => task.run(stream).await,
+                    Accepted::Unix(stream) => task.run(stream).await,
+                }
+                drop(place);
+            });
+        }
+    }
+
+    async fn accept(&self) -> io::Result<Accepted> {
+        match &self.inner {
+            Inner::Tcp(listener) => {
+                let (stream, _) = listener.accept().await?;
+                stream.set_nodelay(true)?;
+                Ok(Accepted::Tcp(stream))
+            }
+            Inner::Unix(listener) => Ok(Accepted::Unix(listener.accept().await?.0)),
+        }
+    }
+}
+
+enum Accepted {
+    Tcp(tokio::net::TcpStream),
+    Unix(tokio::net::UnixStream),
+}
+
+/// One connection.
+struct Task {
+    id: ConnectionId,
+    session: DaemonSession,
+    settings: Settings,
+    origin: Instant,
+    heard: mpsc::Sender<Heard>,
+    says: mpsc::Receiver<Say>,
+    handle: Handle,
+    decoder: Decoder,
+    within_since: Option<Instant>,
+    /// To be written, and how much of it has been.
+    pending: Vec<u8>,
+    written: usize,
+    wrote_at: Instant,
+    steps: Vec<Step<ToWorker, DaemonEvent>>,
+}
+
+impl Task {
+    fn new(
+        id: ConnectionId,
+        settings: Settings,
+        origin: Instant,
+        heard: mpsc::Sender<Heard>,
+    ) -> io::Result<Self> {
+        let (sender, says) = mpsc::channel(settings.limits.queue_frames_max.max(1) as usize);
+        let mut steps = Vec::new();
+        let now = Time::from_ns(origin.elapsed().as_nanos() as u64);
+        let session = DaemonSession::new(settings.clone(), nonce()?, now, &mut steps);
+        Ok(Self {
+            id,
+            session,
+            settings,
+            origin,
+            heard,
+            says,
+            handle: Handle { says: sender, slow: Arc::new(Notify::new()) },
+            decoder: Decoder::new(),
+            within_since: None,
+            pending: Vec::new(),
+            written: 0,
+            wrote_at: origin,
+            steps,
+        })
+    }
+
+    fn now(&self) -> Time {
+        Time::from_ns(self.origin.elapsed().as_nanos() as u64)
+    }
+
+    async fn run<S: AsyncRead + AsyncWrite>(mut self, stream: S) {
+        let (mut reader, mut writer) = tokio::io::split(stream);
+        let reason = self.converse(&mut reader, &mut writer).await;
+        self.part(&mut reader, &mut writer).await;
+        let _ = self.heard.send(Heard { connection: self.id, what: What::Closed { reason } }).await;
+    }
+
+    /// Until there is a reason to end.
+    async fn converse<S: AsyncRead + AsyncWrite>(
+        &mut self,
+        reader: &mut ReadHalf<S>,
+        writer: &mut WriteHalf<S>,
+    ) -> CloseReason {
+        let mut bytes = vec![0; READ_BYTES];
+        let slow = Arc::clone(&self.handle.slow);
+        let heard = self.heard.clone();
+        loop {
+            if let Some(reason) = self.carry_out().await {
+                return reason;
+            }
+            let deadline = self.deadline();
+            let speaks = self.pending.len() < PENDING_BYTES;
+            tokio::select! {
+                wrote = writer.write(&self.pending[self.written..]), if !self.pending.is_empty() => match wrote {
+                    Ok(wrote) => {
+                        self.written += wrote;
+                        if self.written == self.pending.len() {
+                            self.pending.clear();
+                            self.written = 0;
+                        }
+                        self.wrote_at = Instant::now();
+                    }
+                    Err(error) => self.fail(CloseReason::Io(error.to_string())),
+                },
+                read = reader.read(&mut bytes) => match read {
+                    Ok(0) => self.fail(CloseReason::Io("end of stream".to_owned())),
+                    Ok(read) => self.hear(&bytes[..read]),
+                    Err(error) => self.fail(CloseReason::Io(error.to_string())),
+                },
+                say = self.says.recv(), if speaks => if let Some(say) = say { self.say(say) },
+                () = slow.notified() => {
+                    let frames = self.settings.limits.queue_frames_max;
+                    self.fail(CloseReason::Slow { frames });
+                }
+                () = heard.closed() => self.fail(CloseReason::Closed("the daemon ends".to_owned())),
+                () = tokio::time::sleep_until(deadline) => {}
+            }
+            self.look_at_the_time();
+        }
+    }
+
+    fn frame_limit(&self) -> Duration {
+        Duration::from_nanos(self.settings.limits.frame_limit_ns)
+    }
+
+    fn deadline(&self) -> Instant {
+        let session = Duration::from_nanos(self.session.next_deadline().since(self.now()));
+        let mut deadline = Instant::now() + session.min(Duration::from_secs(3600));
+        if let Some(since) = self.within_since {
+            deadline = deadline.min(since + self.frame_limit());
+        }
+        if !self.pending.is_empty() {
+            deadline = deadline.min(self.wrote_at + self.frame_limit());
+        }
+        deadline
+    }
+
+    fn look_at_the_time(&mut self) {
+        let late = |since: Instant| since.elapsed() >= self.frame_limit();
+        if self.within_since.is_some_and(late) || (!self.pending.is_empty() && late(self.wrote_at)) {
+            let limit_ns = self.settings.limits.frame_limit_ns;
+            self.fail(CloseReason::Stalled { limit_ns });
+        }
+        let now = self.now();
+        self.session.tick(now, &mut self.steps);
+    }
+
+    fn fail(&mut self, reason: CloseReason) {
+        self.session.close(reason, &mut self.steps);
+    }
+
+    fn hear(&mut self, bytes: &[u8]) {
+        self.decoder.push(bytes);
+        let now = self.now();
+        let mut any = false;
+        while !self.session.is_closed() {
+            match self.decoder.next::<ToDaemon>(self.session.frame_bytes_max()) {
+                Ok(Some(message)) => self.session.receive(now, message, &mut self.steps),
+                Ok(None) => break,
+                Err(error) => self.fail(error.into()),
+            }
+            any = true;
+        }
+        let since = if any { None } else { self.within_since };
+        self.within_since = self.decoder.is_within_frame().then(|| since.unwrap_or_else(Instant::now));
+    }
+
+    fn say(&mut self, say: Say) {
+        let now = self.now();
+        let steps = &mut self.steps;
+        match say {
+            Say::Welcome(machine) => drop(self.session.welcome(now, machine, steps)),
+            Say::Refuse(refusal) => self.session.refuse(refusal, steps),
+            Say::Registered => drop(self.session.registered(steps)),
+            Say::Command(assigned) => drop(self.session.command(*assigned, steps)),
+            Say::Close(reason) => self.session.close(CloseReason::Closed(reason), steps),
+        }
+    }
+
+    /// Carries out what the session wants, in order.
+    async fn carry_out(&mut self) -> Option<CloseReason> {
+        for step in std::mem::take(&mut self.steps) {
+            match step {
+                Step::Send(message) => match encode(&message, self.settings.limits.frame_bytes_max) {
+                    Ok(frame) => {
+                        if self.pending.is_empty() {
+                            self.wrote_at = Instant::now();
+                        }
+                        self.pending.extend_from_slice(&frame);
+                    }
+                    Err(error) => return Some(error.into()),
+                },
+                Step::Event(event) => {
+                    let what = match event {
+                        DaemonEvent::Hello(hello) => What::Hello { hello, handle: self.handle.clone() },
+                        event => What::Event(event),
+                    };
+                    if self.heard.send(Heard { connection: self.id, what }).await.is_err() {
+                        return Some(CloseReason::Closed("the daemon ends".to_owned()));
+                    }
+                }
+                Step::Close(reason) => return Some(reason),
+            }
+        }
+        None
+    }
+
+    /// Gives the other side a moment to read why. What it still sends is read, lest the system throw away what it has
+    /// yet to read.
+    async fn part<S: AsyncRead + AsyncWrite>(&mut self, reader: &mut ReadHalf<S>, writer: &mut WriteHalf<S>) {
+        let pending = self.pending.split_off(self.written);
+        let farewell = async {
+            writer.write_all(&pending).await?;
+            writer.shutdown().await?;
+            let mut bytes = [0; 1024];
+            while reader.read(&mut bytes).await? > 0 {}
+            io::Result::Ok(())
+        };
+        let _ = tokio::time::timeout(LINGER, farewell).await;
+    }
+}
