@@ -29,7 +29,16 @@ def planned(timings: Path, repetitions: int) -> list[Row | Skipped]:
 
 
 def moved(repetitions: int) -> list[Row | Skipped]:
-    command = [sys.executable, "-m", "splitcore.cli", "bench-transfer", "--json", "-", "--repetitions", str(repetitions)]
+    command = [
+        sys.executable,
+        "-m",
+        "splitcore.cli",
+        "bench-transfer",
+        "--json",
+        "-",
+        "--repetitions",
+        str(repetitions),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         return [Skipped("KV transfers", done.stderr.strip())]
