@@ -76,10 +76,12 @@ def _convert(source: Path, to: Path, done: Callable[[int], None]) -> None:
     try:
         import torch
         from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        from splitcore.engine.model import quiet
     except ImportError as error:
         raise wrong("torch", "PyTorch and transformers (pip install splitcore[demo])", error) from error
     done(0)
-    with _quiet():
+    with quiet(), _bare_gguf():
         tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name, local_files_only=True)
         done(1)
         model = AutoModelForCausalLM.from_pretrained(
@@ -96,22 +98,16 @@ def _convert(source: Path, to: Path, done: Callable[[int], None]) -> None:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep transformers' own bars and remarks off the terminal: there is one bar for it all."""
+def _bare_gguf() -> Iterator[None]:
+    """Take transformers' bar over the tensors of a GGUF file away, which it draws whatever it was told."""
     from transformers import modeling_gguf_pytorch_utils as gguf
-    from transformers.utils import logging
 
-    told, bars, bar = logging.get_verbosity(), logging.is_progress_bar_enabled(), gguf.tqdm
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    bar = gguf.tqdm
     gguf.tqdm = lambda items, **_: items
     try:
         yield
     finally:
         gguf.tqdm = bar
-        logging.set_verbosity(told)
-        if bars:
-            logging.enable_progress_bar()
 
 
 if __name__ == "__main__":

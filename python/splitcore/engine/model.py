@@ -1,5 +1,7 @@
 """Loads a Hugging Face causal LM from a folder. Nothing is fetched from anywhere."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -7,6 +9,7 @@ from typing import Any
 
 import torch
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers.utils import logging
 
 from splitcore._native import KvLayout
 from splitcore.errors import wrong
@@ -110,9 +113,10 @@ def load_model(folder: str | PathLike[str], *, device: str = "cpu", dtype: str |
         raise wrong("model", "a folder with the config.json of a known model", f"{path}: {_line(error)}") from error
     _check_causal(path, config)
     try:
-        module = AutoModelForCausalLM.from_pretrained(
-            path, local_files_only=True, dtype="auto" if dtype is None else _DTYPES[dtype]
-        )
+        with quiet():
+            module = AutoModelForCausalLM.from_pretrained(
+                path, local_files_only=True, dtype="auto" if dtype is None else _DTYPES[dtype]
+            )
     except (OSError, ValueError, RuntimeError) as error:
         raise wrong("model", "a folder with the weights of its config.json", f"{path}: {_line(error)}") from error
     if where.type == "cuda" and where.index is None:
@@ -131,6 +135,20 @@ def load_tokenizer(folder: str | PathLike[str]) -> Any:
         return AutoTokenizer.from_pretrained(path, local_files_only=True)
     except (OSError, ValueError, KeyError) as error:
         raise wrong("model", "a folder with a tokenizer", f"{path}: {_line(error)}") from error
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep transformers' bars and remarks off the terminal."""
+    told, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(told)
+        if bars:
+            logging.enable_progress_bar()
 
 
 def _folder(folder: str | PathLike[str]) -> Path:
