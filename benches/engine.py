@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from statistics import median
 
 import torch
+
 from splitcore.demo_model import demo_model
 from splitcore.engine import GREEDY, Engine, Put, Span, load_model
 from splitcore.transfer import KvPool, Receiver, connect
@@ -111,7 +112,8 @@ def rows(bench: Bench, length: int, repeat: int) -> None:
         taken = {"unsplit": times}
         for backend, mode in WAYS:
             tokens, taken[f"{backend}, {mode}"] = bench.split(prompt, backend, mode)
-            assert tokens == wanted, "a split run gave other tokens"
+            if tokens != wanted:
+                raise SystemExit(f"{backend}, {mode}: a split run gave other tokens")
         # The first turn touches the memory.
         for way, times in taken.items() if turn else ():
             runs.setdefault(way, []).append(times)

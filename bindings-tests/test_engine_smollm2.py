@@ -117,6 +117,13 @@ def test_a_long_prompt_in_chunks_gives_the_tokens_of_generate(model, reference, 
     assert differing([tokens], [reference(ask)]) == 0
 
 
+def test_the_example_of_the_page_runs(folder, root):
+    code = (root / "docs/engine.md").read_text().split("```python\n")[1].split("```")[0]
+    told = {}
+    exec(code.replace("a/folder", str(folder)), told)  # noqa: S102
+    assert load_tokenizer(folder).decode([*told["tokens"], told["ran"].tokens[7]]).endswith(" is Paris.")
+
+
 def test_it_answers_a_question(model, folder):
     tokenizer = load_tokenizer(folder)
     chat = [{"role": "user", "content": "What is the capital of France?"}]
