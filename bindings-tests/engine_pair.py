@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, LogitsProcessor
+from transformers import AutoModelForCausalLM, LlamaConfig, LogitsProcessor
 
 from splitcore.engine import GREEDY, Engine, Put, Sampling, Span
 from splitcore.engine.model import describe
@@ -45,9 +45,14 @@ def tiny(seed=0, **changes):
         "eos_token_id": None,
     }
     config = LlamaConfig(**{**options, **changes})
+    return twice(config, seed)
+
+
+def twice(config, seed=0, dtype=torch.float32):
+    """Make a random model of a configuration for an engine, and the same as it is."""
     torch.manual_seed(seed)
-    plain = LlamaForCausalLM(copy.deepcopy(config)).eval()
-    paged = LlamaForCausalLM(copy.deepcopy(config)).eval()
+    plain = AutoModelForCausalLM.from_config(copy.deepcopy(config)).eval().to(dtype)
+    paged = AutoModelForCausalLM.from_config(copy.deepcopy(config)).eval().to(dtype)
     paged.load_state_dict(plain.state_dict())
     return describe(paged), plain
 

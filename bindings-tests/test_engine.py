@@ -4,6 +4,13 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed here: `make test` has an environment with it")
 
+from transformers import (  # noqa: E402
+    GPT2Config,
+    LlamaConfig,
+    MixtralConfig,
+    Qwen3Config,
+)
+
 from engine_pair import (  # noqa: E402
     BACKENDS,
     GREEDY,
@@ -15,6 +22,7 @@ from engine_pair import (  # noqa: E402
     nixl_or_skip,
     prompt,
     tiny,
+    twice,
     unsplit,
 )
 from splitcore.engine import Engine, Put, Sampling, Span  # noqa: E402
@@ -182,6 +190,44 @@ def test_any_layout_of_the_model_gives_the_same_tokens(models, reference, order,
     batch = [Ask(prompt(length)) for length in (1, 4, 37, 64)]
     told = unsplit(Engine(model, KvPool(layout, 64)), batch, 5)
     assert differing(told, [reference(ask) for ask in batch]) == 0
+
+
+SMALL = {
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 64,
+    "vocab_size": 512,
+    "initializer_range": 0.3,
+    "eos_token_id": None,
+}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        # Positions that are embedded, norms over queries and keys, experts.
+        GPT2Config(n_embd=64, n_layer=2, n_head=4, vocab_size=512, initializer_range=0.3, eos_token_id=None),
+        Qwen3Config(**SMALL, head_dim=16),
+        MixtralConfig(**SMALL, num_local_experts=4),
+    ],
+    ids=lambda config: config.model_type,
+)
+def test_other_kinds_of_models_run_as_well(config):
+    model, plain = twice(config)
+    batch = [Ask(prompt(length), outputs=8) for length in (1, 17, 40)]
+    told = unsplit(Engine(model, KvPool(model.layout(4), 64)), batch, 4)
+    assert differing(told, [Reference(plain)(ask) for ask in batch]) == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_models_of_half_precision_run_in_pools_of_it(dtype):
+    model, plain = twice(LlamaConfig(**SMALL), dtype=dtype)
+    pool, ask = KvPool(model.layout(4), 64), Ask(prompt(40), outputs=8)
+    assert pool.torch().dtype == dtype
+    (told,) = unsplit(Engine(model, pool), [ask], 4)
+    assert told == Reference(plain)(ask).tokens
 
 
 def test_nothing_outside_the_spans_is_written(models):

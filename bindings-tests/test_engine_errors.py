@@ -9,6 +9,8 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed here: `mak
 from transformers import (  # noqa: E402
     BertConfig,
     BertModel,
+    BloomConfig,
+    BloomForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -169,6 +171,11 @@ def test_attention_that_the_engine_cannot_do_is_refused():
     told = describe(windowed)
     with pytest.raises(ConfigError, match="sliding"):
         Engine(told, KvPool(KvLayout(**FITS), 8)).run([Span(0, [1, 2], 0, [0], GREEDY)])
+
+
+def test_a_model_without_an_end_of_positions_is_refused():
+    with pytest.raises(ConfigError, match="max_position_embeddings, got BloomConfig"):
+        describe(BloomForCausalLM(BloomConfig(hidden_size=32, n_layer=1, n_head=4, vocab_size=64)))
 
 
 def test_frequencies_that_hang_on_the_batch_are_refused():

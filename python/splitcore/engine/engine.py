@@ -17,7 +17,10 @@ __all__ = ["Engine"]
 
 
 class Engine:
-    """A model over a pool. It keeps nothing between passes: what it needs is in the spans and in the pool."""
+    """A model over a pool, for one pass at a time.
+
+    It keeps nothing between passes: what it needs is in the spans and in the pool.
+    """
 
     def __init__(self, model: CausalLM, pool: KvPool | CudaPool) -> None:
         """Join a model and a pool.
@@ -67,11 +70,11 @@ class Engine:
             # Copies have a stream of their own.
             torch.cuda.current_stream(self._kv.device).synchronize()
         for span in waiting:
-            for put in span.puts:
-                try:
+            try:
+                for put in span.puts:
                     put.sender.put_layer(put.transfer, layer)
-                except TransferError as error:
-                    failed[span.request] = error
+            except TransferError as error:
+                failed[span.request] = error
 
     def _check_layout(self) -> None:
         layout, model = self._kv.layout, self.model

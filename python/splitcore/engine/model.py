@@ -67,12 +67,15 @@ def describe(module: PreTrainedModel) -> CausalLM:
     """Read off a model what an engine needs to know.
 
     Raises:
-        ConfigError: If its weights are of a type that no pool has.
+        ConfigError: If its weights are of a type that no pool has, or its positions have no end.
     """
     config = module.config.get_text_config()
     names = {dtype: name for name, dtype in _DTYPES.items()}
     if module.dtype not in names:
         raise wrong("dtype", ", ".join(_DTYPES), module.dtype)
+    context = getattr(config, "max_position_embeddings", None)
+    if context is None:
+        raise wrong("model", "a configuration with max_position_embeddings", type(config).__name__)
     heads = config.num_attention_heads
     end = getattr(module.generation_config, "eos_token_id", None)
     return CausalLM(
@@ -82,7 +85,7 @@ def describe(module: PreTrainedModel) -> CausalLM:
         head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
         dtype=names[module.dtype],
         vocabulary=config.vocab_size,
-        context=config.max_position_embeddings,
+        context=context,
         end_tokens=frozenset([] if end is None else [end] if isinstance(end, int) else end),
     )
 

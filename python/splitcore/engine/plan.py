@@ -94,7 +94,8 @@ class Ran:
 
     Attributes:
         tokens: The token drawn for each request that asked for one.
-        failed_puts: Transfers that could not go on, by request; the pass went on without them.
+        failed_puts: Why transfers could not go on, by request; the pass went on without them. With the first of a
+            request's that fails no more is sent for any of them, and it is the caller who stops the others.
         logits: A tensor with a row for each entry of ``tokens``, in their order.
     """
 
