@@ -22,10 +22,12 @@ export SPLITCORE_COMMIT := $(shell git describe --always --dirty --exclude='*' 2
 # `make swarm SEEDS=10000 FROM=300`.
 SEEDS ?= 1000
 FROM ?= 0
+# `make kills TRIALS=20`.
+TRIALS ?= 60
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench swarm clean
+.PHONY: help demo test lint bench swarm kills clean
 
 help: ## Show this list.
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
@@ -54,6 +56,11 @@ bench: $(NATIVE) ## Run the benchmarks and print their table.
 
 swarm: ## Run SEEDS random worlds full of faults from seed FROM on, optimised and with every assertion on.
 	$(CARGO) run --quiet --profile swarm -p splitcore-swarm --example swarm -- --seeds $(SEEDS) --from $(FROM) --jobs $(JOBS)
+
+kills: $(NATIVE) ## Kill either side of 256 MiB transfers at random points, TRIALS times for each backend and side.
+	SPLITCORE_KILL_TRIALS=$(TRIALS) SPLITCORE_KILL_MIB=256 $(CARGO) test --profile swarm -p splitcore-transport --test kills -- --nocapture
+	SPLITCORE_KILL_TRIALS=$(TRIALS) SPLITCORE_KILL_MIB=256 $(BIN)/python -m pytest -o timeout=3600 -k "killed_senders or killed_receivers" \
+		bindings-tests/test_transfer_processes.py
 
 clean: ## Remove everything that was built.
 	rm -rf $(VENV) out .hypothesis .mypy_cache .pytest_cache .ruff_cache

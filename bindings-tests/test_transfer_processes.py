@@ -19,10 +19,13 @@ WAYS = [
     pytest.param(("nixl", {"nixl": True}, UCX), id="nixl", marks=NIXL),
     pytest.param(("nixl", {"nixl": True}, {**UCX, "UCX_TLS": "tcp"}), id="nixl-tcp", marks=NIXL),
 ]
-# Layers of 200 KB, so that a death falls into one.
-LARGE = {"layers": 16, "heads": 4, "head_dim": 64, "block_tokens": 16, "dtype": "f32"}
-FIRST = [0, 1, 2, 3, 4, 5]
+# Eight blocks of this are 256 MiB.
+WHOLE = {"layers": 16, "heads": 64, "head_dim": 256, "block_tokens": 16, "dtype": "f32"}
 TRIALS = int(os.environ.get("SPLITCORE_KILL_TRIALS", "3"))
+# Transfers that a death falls into: of 4 MiB, unless the environment asks for all of 256.
+LARGE = WHOLE if os.environ.get("SPLITCORE_KILL_MIB") == "256" else {**WHOLE, "heads": 4, "head_dim": 64}
+TAKES_S = 0.1 if LARGE is WHOLE else 0.02
+FIRST, TOKENS = list(range(8)), 128
 
 
 @pytest.fixture(params=WAYS)
@@ -153,6 +156,24 @@ def test_another_model_is_refused_by_name(sides, way):
         sender.answer()
 
 
+def test_256_mib_of_scattered_blocks_arrive_whole(sides, every_way):
+    backend, listen, env = every_way
+    receiver, sender = sides(env), sides(env)
+    sender.send("pool_", layout=WHOLE, blocks=BLOCKS, seed=1)
+    receiver("pool_", layout=WHOLE, blocks=BLOCKS)
+    sender.answer(40)
+    life = join(receiver, sender, receiver("listen", **listen), backend=backend)
+    source, dest = [7, 2, 9, 0, 4, 11, 5, 1], [3, 10, 6, 1, 8, 0, 11, 4]
+    key = begin(receiver, sender, life, source=source, dest=dest, tokens=TOKENS)
+    receiver.send("settle", key=key, timeout=40)
+    sender("put_layers", within=40, request=7, layers=list(range(16)))
+    _, landed = receiver.answer(40)
+    assert landed == 16
+    assert sender("finish", request=7, timeout=10) == "local-done"
+    tables = {"source": source, "dest": dest, "tokens": [0, TOKENS]}
+    assert receiver("check", within=40, layout=WHOLE, blocks=BLOCKS, seed=1, **tables) == 0
+
+
 def test_killed_senders_leave_no_torn_layer_and_no_residue(sides, every_way):
     backend, listen, env = every_way
     rng = random.Random(5)  # noqa: S311
@@ -164,15 +185,15 @@ def test_killed_senders_leave_no_torn_layer_and_no_residue(sides, every_way):
         sender = sides(env)
         sender("pool_", layout=LARGE, blocks=BLOCKS, seed=trial)
         life = join(receiver, sender, endpoint, backend=backend)
-        dest = rng.sample(range(BLOCKS), 6)
-        key = begin(receiver, sender, life, request=trial, source=FIRST, dest=dest, tokens=90)
+        dest = rng.sample(range(BLOCKS), len(FIRST))
+        key = begin(receiver, sender, life, request=trial, source=FIRST, dest=dest, tokens=TOKENS)
         receiver.send("settle", key=key, timeout=20)
         sender.send("put_layers", request=trial, layers=list(range(16)))
-        time.sleep(rng.uniform(0, 0.02))
+        time.sleep(rng.uniform(0, TAKES_S))
         sender.kill()
         _, landed = receiver.answer(30)
-        tables = {"source": FIRST, "dest": dest, "tokens": [0, 90]}
-        receiver("check", layout=LARGE, blocks=BLOCKS, seed=trial, layers=landed, **tables)
+        tables = {"source": FIRST, "dest": dest, "tokens": [0, TOKENS]}
+        receiver("check", within=40, layout=LARGE, blocks=BLOCKS, seed=trial, layers=landed, **tables)
         assert receiver("release", key=key) == 0
         receiver("clear")
         used.append(receiver("use"))
@@ -203,10 +224,10 @@ def test_killed_receivers_end_every_transfer_of_a_sender(sides, every_way):
         receiver("pool_", layout=LARGE, blocks=BLOCKS)
         endpoint = receiver("listen", **listen)
         life = join(receiver, sender, endpoint, backend=backend)
-        key = begin(receiver, sender, life, request=trial, source=FIRST, dest=FIRST, tokens=90)
+        key = begin(receiver, sender, life, request=trial, source=FIRST, dest=FIRST, tokens=TOKENS)
         receiver.send("settle", key=key, timeout=20)
         sender.send("put_layers", request=trial, layers=list(range(16)))
-        time.sleep(rng.uniform(0, 0.02))
+        time.sleep(rng.uniform(0, TAKES_S))
         receiver.kill()
         try:
             sender.answer()

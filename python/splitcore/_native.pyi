@@ -17,6 +17,8 @@ __all__ = [
     "Cluster",
     "Completion",
     "ConfigError",
+    "CudaPool",
+    "CudaStream",
     "DuplicateMachineError",
     "DuplicateRequestError",
     "EventError",
@@ -47,11 +49,13 @@ __all__ = [
     "UnknownIdError",
     "Why",
     "WriterStops",
+    "__version__",
     "bench_transfer",
     "bench_transfer_receive",
     "capacity",
     "choose_backend",
     "connect",
+    "cuda_devices",
     "design_presets",
     "judge",
     "machine_price",
@@ -1344,8 +1348,8 @@ def cuda_devices() -> int:
 class CudaPool:
     """Registered memory of KV blocks on a CUDA device, zeroed, which other processes of this host can open."""
 
-    def __new__(cls, layout: KvLayout, blocks: int, ordinal: int = 0) -> Self:
-        """Allocate it.
+    def __new__(cls, layout: KvLayout, blocks: int, ordinal: int | None = None) -> Self:
+        """Allocate it, on device 0 by default.
 
         Raises:
             TransferError: If there is no driver, no such device or no memory left.

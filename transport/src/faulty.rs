@@ -107,7 +107,7 @@ struct State {
     injected: Injected,
 }
 
-/// See the [module](self). Where the inner link refuses a call that was held back, the transfer fails.
+/// A link that misbehaves by its seed. Where the inner link refuses a call that was held back, the transfer fails.
 pub struct Faulty {
     inner: Arc<dyn Link>,
     source: PoolShape,

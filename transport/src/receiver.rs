@@ -81,7 +81,7 @@ struct Connection {
     stream: Weak<Stream>,
 }
 
-/// See the [module](self). Dropped, it ends every connection and joins every thread; transfers that have not landed
+/// Sockets, and a thread for each connection. Dropped, it ends every connection and joins every thread; transfers that have not landed
 /// fail, and are fenced as far as they are written by this process or by writers that have died. Those of a writer
 /// that never came stay open: nobody writes them.
 pub struct Receiver {

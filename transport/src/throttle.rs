@@ -113,7 +113,7 @@ struct Shared {
     changed: Condvar,
 }
 
-/// See the [module](self). Dropped, it stops what is queued and joins its thread.
+/// A link no faster than its wire. Dropped, it stops what is queued and joins its thread.
 pub struct Throttle {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,

@@ -67,9 +67,9 @@ fn trials(name: &str, mut trial: impl FnMut(u64, u64) -> bool) {
     assert!(midway > 0 || seeds.len() < 20, "no kill came midway: nothing was tried");
 }
 
-/// A little while, or a longer one, or none.
+/// A while of any length: none, or as a put, a layer or a transfer takes.
 fn turns(state: &mut u64) -> u64 {
-    let most = [0, 2_000, 200_000][(next(state) % 3) as usize];
+    let most = [0, 20_000, 300_000, 1_500_000][(next(state) % 4) as usize];
     next(state) % (most + 1)
 }
 

@@ -140,13 +140,16 @@ fn files_stay_under_their_line_limit() {
 
 #[test]
 fn functions_stay_under_their_line_limit() {
-    let mut count = 0;
+    let (mut count, mut long) = (0, Vec::new());
     for source in all_sources() {
         for (name, lines) in functions(&source.text) {
             count += 1;
-            assert!(lines <= FUNCTION_LINES_MAX, "{}: {name} has {lines} lines", source.path.display());
+            if lines > FUNCTION_LINES_MAX {
+                long.push(format!("{}: {name} has {lines} lines", source.path.display()));
+            }
         }
     }
+    assert!(long.is_empty(), "{}", long.join("\n"));
     assert!(count > 200, "only {count} functions found: the scan is broken");
 }
 

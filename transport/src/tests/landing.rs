@@ -272,16 +272,7 @@ fn apply(step: &Step, real: &Landing, model: &mut Model) -> Result<(), TestCaseE
         }
         Step::Admit(of, who, layer) => {
             let key = model.key(of);
-            let hold = real.writing(WRITERS[who], key);
-            let place = model.writing(who, key).cloned();
-            prop_assert_eq!(hold.as_ref().err(), place.as_ref().err());
-            if let (Ok(hold), Ok(place)) = (hold, place) {
-                let offset = u32::from(layer) * 32;
-                let admitted = hold.admit(layer, BlockId(1), offset, 32);
-                let writable = layer < LAYERS && !place.published.contains(&layer);
-                prop_assert_eq!(admitted.is_ok(), writable, "{:?}", admitted);
-                prop_assert!(hold.admit(layer, BlockId(3), offset, 32).is_err(), "not granted");
-            }
+            admit(real, model, key, who, layer)?;
         }
         Step::Stop(of) => {
             let key = model.key(of);
@@ -302,19 +293,7 @@ fn apply(step: &Step, real: &Landing, model: &mut Model) -> Result<(), TestCaseE
             let key = model.key(of);
             prop_assert_eq!(real.release(key), model.release(key));
         }
-        Step::Join(who) => {
-            let joined = real.joined(WRITERS[who], Stranger::new(who == 0));
-            // One that maps our memory has nothing beside it.
-            let may = match model.writers[who] {
-                PeerState::Absent | PeerState::Lost => true,
-                PeerState::Connected => who == 0,
-                PeerState::Silent => false,
-            };
-            prop_assert_eq!(joined.is_ok(), may);
-            if may {
-                model.writers[who] = PeerState::Connected;
-            }
-        }
+        Step::Join(who) => join(real, model, who)?,
         Step::Left(who, gone) => {
             real.left(WRITERS[who], gone);
             model.left(who, gone);
@@ -332,6 +311,41 @@ fn apply(step: &Step, real: &Landing, model: &mut Model) -> Result<(), TestCaseE
             real.poll(&mut arrivals);
             prop_assert_eq!(arrivals, model.poll());
         }
+    }
+    Ok(())
+}
+
+fn admit(
+    real: &Landing,
+    model: &mut Model,
+    key: TransferKey,
+    who: usize,
+    layer: u16,
+) -> Result<(), TestCaseError> {
+    let hold = real.writing(WRITERS[who], key);
+    let place = model.writing(who, key).cloned();
+    prop_assert_eq!(hold.as_ref().err(), place.as_ref().err());
+    if let (Ok(hold), Ok(place)) = (hold, place) {
+        let offset = u32::from(layer) * 32;
+        let admitted = hold.admit(layer, BlockId(1), offset, 32);
+        let writable = layer < LAYERS && !place.published.contains(&layer);
+        prop_assert_eq!(admitted.is_ok(), writable, "{:?}", admitted);
+        prop_assert!(hold.admit(layer, BlockId(3), offset, 32).is_err(), "not granted");
+    }
+    Ok(())
+}
+
+fn join(real: &Landing, model: &mut Model, who: usize) -> Result<(), TestCaseError> {
+    let joined = real.joined(WRITERS[who], Stranger::new(who == 0));
+    // One that maps our memory has nothing beside it.
+    let may = match model.writers[who] {
+        PeerState::Absent | PeerState::Lost => true,
+        PeerState::Connected => who == 0,
+        PeerState::Silent => false,
+    };
+    prop_assert_eq!(joined.is_ok(), may);
+    if may {
+        model.writers[who] = PeerState::Connected;
     }
     Ok(())
 }

@@ -1,6 +1,6 @@
 //! One end for each transfer, whatever is heard of it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use proptest::prelude::*;
@@ -46,6 +46,23 @@ fn end(kind: u8, key: TransferKey) -> Completion {
     }
 }
 
+/// By number: the leg, when it is due, and whether it was stopped.
+type Begun = BTreeMap<usize, (usize, Duration, bool)>;
+
+/// Whom to stop now, and, of those who were stopped before, whom to close.
+fn fall_due(begun: &mut Begun, now: Duration) -> (Vec<(Incarnation, TransferKey)>, BTreeSet<Incarnation>) {
+    let (mut stops, mut closes) = (Vec::new(), BTreeSet::new());
+    for (&of, (_, due, stopped)) in begun.iter_mut().filter(|(_, (_, due, _))| *due <= now) {
+        if *stopped {
+            closes.insert(named(of).0);
+        } else {
+            (*due, *stopped) = (now + GRACE, true);
+            stops.push(named(of));
+        }
+    }
+    (stops, closes)
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 512, failure_persistence: None, ..ProptestConfig::default() })]
 
@@ -53,7 +70,7 @@ proptest! {
     fn each_transfer_that_was_begun_ends_once(steps in proptest::collection::vec(step(), 1..60)) {
         let mut outcomes = Outcomes::new(GRACE);
         // When each is due, and whether it was stopped.
-        let mut begun: BTreeMap<usize, (usize, Duration, bool)> = BTreeMap::new();
+        let mut begun = Begun::new();
         let (mut now, mut leg) = (Duration::ZERO, 0);
         for step in steps {
             match step {
@@ -80,24 +97,11 @@ proptest! {
                 }
                 Step::Time(seconds) => {
                     now += Duration::from_secs(seconds);
-                    let (mut stops, mut closes) = (Vec::new(), Vec::new());
-                    for (&of, (_, due, stopped)) in &mut begun {
-                        if *due > now {
-                            continue;
-                        }
-                        if *stopped {
-                            closes.push(named(of).0);
-                        } else {
-                            (*due, *stopped) = (now + GRACE, true);
-                            stops.push(named(of));
-                        }
-                    }
+                    let (stops, closes) = fall_due(&mut begun, now);
                     let overdue = outcomes.overdue(now);
                     for (receiver, key) in &stops {
                         prop_assert!(overdue.contains(&Overdue::Stop(*receiver, *key)));
                     }
-                    closes.sort_unstable();
-                    closes.dedup();
                     for receiver in &closes {
                         let count = overdue.iter().filter(|&one| *one == Overdue::Close(*receiver)).count();
                         prop_assert_eq!(count, 1);
