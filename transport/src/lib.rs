@@ -25,8 +25,6 @@
 //! - **No hidden timeouts.** Deadlines are arguments or options, and an error says what was waited for.
 //! - **No busy waiting.** Whoever waits sleeps, on a futex or a descriptor.
 
-#![allow(dead_code, reason = "until the backends are in")]
-
 mod board;
 mod connect;
 mod cuda;

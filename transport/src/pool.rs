@@ -14,7 +14,7 @@ enum Memory {
     /// A memfd of ours: other processes may map it.
     Shared(Arc<Mapping>),
     /// Memory of the caller's, kept by what is beside it: only this process can write it.
-    Borrowed { base: NonNull<u8>, keep: Box<dyn Send + Sync> },
+    Borrowed { base: NonNull<u8>, _keep: Box<dyn Send + Sync> },
     /// Memory of a device; the address is the device's.
     Device { base: u64, keep: Arc<dyn std::any::Any + Send + Sync> },
 }
@@ -73,7 +73,7 @@ impl Pool {
         if (len as u64) < shape.bytes() {
             return Err(MemoryError::TooShort { found: len as u64, wanted: shape.bytes() });
         }
-        Ok(Self { shape, memory: Memory::Borrowed { base, keep } })
+        Ok(Self { shape, memory: Memory::Borrowed { base, _keep: keep } })
     }
 
     /// A pool in a device's memory. `keep` holds it, and is what the device's backend asks for.
@@ -118,7 +118,7 @@ impl Pool {
     pub fn host_base(&self) -> Option<NonNull<u8>> {
         match &self.memory {
             Memory::Shared(mapping) => Some(mapping.base()),
-            Memory::Borrowed { base, keep: _ } => Some(*base),
+            Memory::Borrowed { base, .. } => Some(*base),
             Memory::Device { .. } => None,
         }
     }

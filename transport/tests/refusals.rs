@@ -124,7 +124,7 @@ fn what_must_agree(backend: Backend) {
     let heads = |shape: &mut PoolShape| {
         shape.layout.values = splitcore_core::kv::Values::Heads { heads: 2, head_dim: 32 };
     };
-    refused(&shaped(heads), to, MODEL, "values");
+    refused(&shaped(heads), to, MODEL, "heads");
     still_serves(&receiver, backend);
 }
 

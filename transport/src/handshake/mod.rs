@@ -165,15 +165,9 @@ impl Hello {
         if let Err(error) = self.shape.layout.check() {
             return Err(HandshakeError::Malformed(format!("layout: {error}")));
         }
-        let (ours, theirs) = (&shape.layout, &self.shape.layout);
-        if ours.layers != theirs.layers {
-            return Err(differ("layers", ours.layers.to_string(), theirs.layers.to_string()));
-        }
-        if ours.values != theirs.values {
-            return Err(differ("values", format!("{:?}", ours.values), format!("{:?}", theirs.values)));
-        }
-        if ours.dtype != theirs.dtype {
-            return Err(differ("dtype", ours.dtype.name().to_owned(), theirs.dtype.name().to_owned()));
+        let mismatch = shape.layout.mismatch(&self.shape.layout);
+        if let Some((field, ours, theirs)) = mismatch.and_then(|mismatch| mismatch.first()) {
+            return Err(differ(field, ours, theirs));
         }
         if !backends.contains(&self.backend) {
             let names: Vec<String> = backends.iter().map(ToString::to_string).collect();

@@ -205,7 +205,7 @@ fn every_field_that_must_agree_is_named_when_it_does_not() {
         ("model", Hello { model: "other".to_owned(), ..hello() }),
         ("layers", with_layout(|layout| layout.layers = 3)),
         ("values", with_layout(|layout| layout.values = Values::Latent { dim: 4 })),
-        ("values", with_layout(|layout| layout.values = Values::Heads { heads: 1, head_dim: 8 })),
+        ("head_dim", with_layout(|layout| layout.values = Values::Heads { heads: 1, head_dim: 8 })),
         ("dtype", with_layout(|layout| layout.dtype = Dtype::Bf16)),
         ("backend", Hello { backend: Backend::Nixl, ..hello() }),
         ("host", Hello { host: "there".to_owned(), ..hello() }),

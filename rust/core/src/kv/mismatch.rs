@@ -26,6 +26,17 @@ impl Mismatch {
         fields
     }
 
+    /// The first field that differs, and what it is here and there.
+    pub fn first(&self) -> Option<(&'static str, String, String)> {
+        let mut first = None;
+        self.each(&mut |field, here, there| {
+            first.get_or_insert_with(|| (field, here.to_string(), there.to_string()));
+            Ok(())
+        })
+        .unwrap_or_default();
+        first
+    }
+
     /// Calls `tell` with each field that differs and its two values.
     fn each(
         &self,
