@@ -2,6 +2,7 @@
 
 mod directory;
 mod facts;
+mod generate;
 mod log;
 mod views;
 
@@ -19,6 +20,7 @@ use tokio::sync::{Notify, watch};
 
 pub use directory::{Machine, MachineSpec};
 pub use facts::{Fact, Recovered, ReportSpec};
+pub use generate::{Ending, Generate, Output, Said};
 pub use log::{Kind, Since};
 pub use views::{Decision, DecisionView, Overview, PoolView, RowView, Totals};
 
@@ -66,6 +68,12 @@ pub enum Fault {
     /// No live request has this id.
     #[error("there is no live request {0}")]
     UnknownRequest(u64),
+    /// A live request has this name.
+    #[error("a request '{0}' is live")]
+    DuplicateName(String),
+    /// No request that is live or has ended lately has this name.
+    #[error("there is no request '{0}'")]
+    UnknownName(String),
     /// An id occurs twice in one call.
     #[error("request {0} occurs twice in this call")]
     Twice(u64),

@@ -146,6 +146,8 @@ impl From<Fault> for ApiError {
                 param: Some("name".to_owned()),
                 ..Self::new(StatusCode::CONFLICT, "duplicate_machine", message)
             },
+            Fault::DuplicateName(_) => Self::new(StatusCode::CONFLICT, "duplicate_request", message),
+            Fault::UnknownName(_) => Self::new(StatusCode::NOT_FOUND, "unknown_request", message),
             Fault::UnknownRequest(_) => Self::new(StatusCode::NOT_FOUND, "unknown_request", message),
             Fault::Twice(_) => Self {
                 param: Some("request_id".to_owned()),
