@@ -15,5 +15,7 @@ pub mod link;
 #[cfg(feature = "tokio")]
 pub mod listen;
 pub mod message;
+#[cfg(feature = "tokio")]
+pub mod peers;
 pub mod roster;
 pub mod session;
