@@ -182,3 +182,140 @@ impl Contexts {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use splitcore_core::id::{Attempt, Order, RequestId};
+    use splitcore_core::leg::Terms;
+    use splitcore_core::placement::Upto;
+    use splitcore_wire::message::Sampling;
+
+    use super::*;
+
+    const KEY: LegKey = LegKey { request: RequestId(3), attempt: Attempt(2) };
+    const ANY: ModelBounds = ModelBounds { context: 100, vocabulary: 1000 };
+
+    fn descriptor(prompt: &[u32]) -> Descriptor {
+        let sampling = Sampling { temperature: 0.0, top_p: 1.0, seed: 0 };
+        let (name, note) = (String::new(), String::new());
+        Descriptor { name, prompt: prompt.to_vec(), sampling, stop: Vec::new(), stop_ids: vec![9], note }
+    }
+
+    fn work(prompt_tokens: u32, resumed_tokens: u32, max_new_tokens: u32) -> Work {
+        let terms = Terms { resumed_tokens, ..Terms::default() };
+        Work { prompt_tokens, start: 0, upto: Upto::End, max_new_tokens, terms }
+    }
+
+    /// A prompt of two tokens, and one output token of an earlier attempt.
+    fn resumed() -> Context {
+        Context::new(descriptor(&[1, 2, 3]), &work(3, 1, 2))
+    }
+
+    fn tokens(from: u32, ids: &[u32]) -> Option<Tokens> {
+        Some(Tokens { key: KEY, from, ids: ids.to_vec() })
+    }
+
+    #[test]
+    fn the_cap_counts_the_tokens_of_earlier_attempts() {
+        let mut context = resumed();
+        assert_eq!((context.has(), context.is_over(ANY)), (1, false));
+        context.draw(4, ANY);
+        assert!(!context.is_over(ANY));
+        context.draw(5, ANY);
+        assert!(context.is_over(ANY));
+        context.draw(6, ANY);
+        assert_eq!(context.drawn(KEY), tokens(1, &[4, 5]), "none is behind the end");
+    }
+
+    #[test]
+    fn a_token_that_ends_is_given_and_none_behind_it() {
+        let mut context = resumed();
+        context.draw(9, ANY);
+        assert!(context.is_over(ANY));
+        assert_eq!(context.drawn(KEY), tokens(1, &[9]));
+    }
+
+    #[test]
+    fn an_attempt_that_begins_behind_the_end_draws_nothing() {
+        let mut context = Context::new(descriptor(&[1, 2, 9]), &work(3, 1, 5));
+        assert!(context.is_over(ANY));
+        context.draw(4, ANY);
+        assert_eq!(context.drawn(KEY), None);
+    }
+
+    #[test]
+    fn a_prompt_may_have_the_token_that_ends() {
+        assert!(!Context::new(descriptor(&[1, 9]), &work(2, 0, 5)).is_over(ANY));
+    }
+
+    #[test]
+    fn the_end_of_the_context_ends_a_request() {
+        let bounds = ModelBounds { context: 4, vocabulary: 1000 };
+        let mut context = Context::new(descriptor(&[1, 2, 3]), &work(3, 0, 50));
+        context.draw(4, bounds);
+        assert!(!context.is_over(bounds), "its fourth position can be computed");
+        assert!(context.span(3..4, bounds).is_some());
+        context.draw(5, bounds);
+        assert!(context.is_over(bounds));
+        assert_eq!(context.span(4..5, bounds), None);
+        assert_eq!(context.span(2..4, ModelBounds { vocabulary: 4, ..ANY }), None);
+    }
+
+    #[test]
+    fn in_a_new_session_all_that_this_attempt_made_comes_first() {
+        let mut contexts = Contexts::default();
+        let command = Command::Compute { key: KEY, order: Order(0), work: work(3, 1, 9) };
+        contexts.learn(&command, descriptor(&[1, 2, 3]), false);
+        let first = contexts.get_mut(KEY).unwrap();
+        first.draw(4, ANY);
+        assert_eq!(first.news(KEY, 1, true), tokens(1, &[4]));
+        contexts.mute();
+        let context = contexts.get_mut(KEY).unwrap();
+        context.draw(5, ANY);
+        assert_eq!(context.news(KEY, 2, false), None, "there is no session");
+        context.draw(6, ANY);
+        assert_eq!(context.news(KEY, 3, true), tokens(1, &[4, 5, 6]));
+        context.draw(7, ANY);
+        assert_eq!(context.news(KEY, 4, true), tokens(4, &[7]));
+        assert_eq!(context.resend(KEY, 0), tokens(0, &[3, 4, 5, 6, 7]), "those of earlier attempts too");
+        assert_eq!(context.resend(KEY, 5), None);
+    }
+
+    #[test]
+    fn a_destination_lacks_the_token_of_its_source_until_it_comes() {
+        let mut context = Context::new(descriptor(&[1, 2]), &Work { start: 2, ..work(2, 0, 5) });
+        assert!(context.lacks_first());
+        let first = Tokens { key: KEY, from: 0, ids: vec![8] };
+        context.follow(&first);
+        context.follow(&first);
+        assert_eq!((context.lacks_first(), context.drawn(KEY)), (false, tokens(0, &[8])));
+        context.follow(&Tokens { key: KEY, from: 5, ids: vec![8] });
+        assert_eq!(context.has(), 1, "those between are missing");
+    }
+
+    #[test]
+    fn a_leg_goes_on_with_its_tokens_when_its_request_is_to_be_kept() {
+        let mut contexts = Contexts::default();
+        let compute = Command::Compute { key: KEY, order: Order(0), work: work(2, 0, 9) };
+        contexts.learn(&compute, descriptor(&[1, 2]), false);
+        contexts.get_mut(KEY).unwrap().draw(4, ANY);
+        contexts.learn(&compute, descriptor(&[1, 2]), true);
+        let keep = Command::Keep { key: KEY, order: Order(0), work: work(3, 1, 8) };
+        contexts.learn(&keep, descriptor(&[1, 2, 4]), true);
+        let context = contexts.get(KEY).unwrap();
+        assert_eq!((context.has(), context.descriptor().prompt.len()), (1, 3));
+    }
+
+    #[test]
+    fn contexts_of_legs_that_are_gone_are_forgotten() {
+        let mut contexts = Contexts::default();
+        let key = |request| LegKey { request: RequestId(request), ..KEY };
+        for request in 0..200 {
+            let command = Command::Compute { key: key(request), order: Order(0), work: work(2, 0, 9) };
+            contexts.learn(&command, descriptor(&[1, 2]), false);
+            contexts.sweep(1, || BTreeSet::from([key(request)]));
+            assert!(contexts.known.len() <= SLACK + 2);
+            assert!(contexts.get(key(request)).is_some());
+        }
+    }
+}
