@@ -20,9 +20,7 @@ def serve(
     listen: Annotated[str, _service("ADDR", "Address to listen on; port 0 takes a free one.")] = "127.0.0.1:8090",
     secret_file: Annotated[Path | None, _service("FILE", "Shared secret that every request must bear.")] = None,
     model: Annotated[Path | None, _model("DIR", "Give tokens by workers of its own, that run this.")] = None,
-    model_name: Annotated[
-        str | None, _model("NAME", "What clients and workers call it; else its folder's name.")
-    ] = None,
+    model_name: Annotated[str | None, _model("NAME", "What it is called; by default its folder's name.")] = None,
     workers: Annotated[str, _model("ADDR", "Where workers connect: host:port, or unix:/path.")] = "127.0.0.1:8091",
     grace_s: Annotated[float, _model("S", "For workers of an earlier service to come back, after the start.")] = 5.0,
     rejoin_limit_s: Annotated[float, _model("S", "For a worker whose session broke to come back.")] = 5.0,

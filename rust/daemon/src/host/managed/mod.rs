@@ -78,10 +78,10 @@ impl State {
         if let Some(book) = self.managed.as_mut().map(|managed| &mut managed.book) {
             let is_present = |key: LegKey| self.core.attempt(key.request) == Some(key.attempt);
             match notice {
-                Notice::Finished { key, .. } if is_present(key) => {
-                    if book.hold_finish(key.request.0, from, notice) {
-                        return Ok(());
-                    }
+                Notice::Finished { key, .. }
+                    if is_present(key) && book.hold_finish(key.request.0, from, notice) =>
+                {
+                    return Ok(());
                 }
                 Notice::Reserved { key } | Notice::PrefillDone { key, .. } | Notice::Landed { key }
                     if is_present(key) =>
