@@ -177,7 +177,7 @@ def workers(count: int) -> Iterator[list[int]]:
         ready.set()
 
     def run() -> None:
-        loop.create_task(serve())  # noqa: RUF006 - the loop runs for as long as it does
+        loop.create_task(serve())
         loop.run_forever()
 
     thread = threading.Thread(target=run)
