@@ -17,12 +17,16 @@
 
 #![forbid(unsafe_code)]
 
+mod disk;
 mod error;
 mod folder;
 mod format;
+#[cfg(test)]
+mod full_disk;
 mod recorder;
 mod replay;
 mod segment;
+mod writer;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -33,7 +37,7 @@ use splitcore_core::machine::Machine;
 use splitcore_core::time::Time;
 
 pub use error::{CreateError, Ended, ReplayError};
-pub use recorder::{Options, Recorder};
+pub use recorder::{Hook, Options, Recorder};
 pub use replay::{Difference, Log, LogEnd, Replayed, replay};
 
 /// Which of the two state machines a log is of.

@@ -87,6 +87,7 @@ pub struct Machine {
     /// The decodes of the next pass are not those of the last.
     decodes_changed: bool,
     /// The newest pass in flight, or the last one.
+    #[cfg_attr(feature = "serde", serde(with = "plan::whole"))]
     plan: BatchPlan,
     pipeline: Pipeline,
     /// KV tokens held or promised; what reports say.

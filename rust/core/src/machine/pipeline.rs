@@ -23,6 +23,7 @@ pub(super) fn mark(pass: u64) -> u8 {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub(super) struct Pipeline {
     /// Oldest first.
+    #[cfg_attr(feature = "serde", serde(with = "super::plan::whole::all"))]
     older: VecDeque<BatchPlan>,
     /// Plans to write anew: room, and no state.
     #[cfg_attr(feature = "serde", serde(skip))]
