@@ -38,7 +38,7 @@ use splitcore_core::time::Time;
 
 pub use error::{CreateError, Ended, ReplayError};
 pub use recorder::{Hook, Options, Recorder};
-pub use replay::{Difference, Log, LogEnd, Replayed, replay};
+pub use replay::{Difference, Log, LogEnd, Replayed, replay, replay_told};
 
 /// Which of the two state machines a log is of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, serde::Deserialize)]

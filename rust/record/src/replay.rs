@@ -85,21 +85,45 @@ pub struct Difference {
     pub replayed: String,
 }
 
-/// Replays every log under a folder.
+/// Replays every log under a folder, or that of one recorder in its own.
 ///
 /// # Errors
 /// [`ReplayError`] with the first file that cannot be read or is not what was written.
 pub fn replay(dir: &Path) -> Result<Replayed, ReplayError> {
-    let mut logs = Vec::new();
-    for (name, runs) in folder::names(dir)? {
-        for (run, segments) in runs {
-            logs.push(replay_run(&name, run, &segments)?);
-        }
-    }
-    Ok(Replayed { logs })
+    replay_told(dir, &|_, _| true).map(|(replayed, _)| replayed)
 }
 
-fn replay_run(name: &str, run: u32, segments: &BTreeMap<u64, PathBuf>) -> Result<Log, ReplayError> {
+/// As [`replay`], and tells after each segment how many have been replayed, of how many, and goes on while that is
+/// answered with true. Returns the logs that were followed to their ends, and whether that is all of them.
+///
+/// # Errors
+/// As [`replay`].
+pub fn replay_told(dir: &Path, tell: &dyn Fn(u64, u64) -> bool) -> Result<(Replayed, bool), ReplayError> {
+    let names = folder::names(dir)?;
+    let of: usize = names.values().flat_map(|runs| runs.values()).map(BTreeMap::len).sum();
+    let (mut logs, mut done) = (Vec::new(), 0);
+    for (name, runs) in names {
+        for (run, segments) in runs {
+            let mut told = || {
+                done += 1;
+                tell(done, of as u64)
+            };
+            match replay_run(&name, run, &segments, &mut told)? {
+                Some(log) => logs.push(log),
+                None => return Ok((Replayed { logs }, false)),
+            }
+        }
+    }
+    Ok((Replayed { logs }, true))
+}
+
+/// Follows one run; `None` where `told` said that it is enough.
+fn replay_run(
+    name: &str,
+    run: u32,
+    segments: &BTreeMap<u64, PathBuf>,
+    told: &mut dyn FnMut() -> bool,
+) -> Result<Option<Log>, ReplayError> {
     let first = segments.first_key_value().map_or(0, |(&first, _)| first);
     let mut log = Log {
         name: name.to_owned(),
@@ -114,17 +138,17 @@ fn replay_run(name: &str, run: u32, segments: &BTreeMap<u64, PathBuf>) -> Result
         end: LogEnd::Open,
         difference: None,
     };
-    let Some(path) = segments.values().next() else { return Ok(log) };
+    let Some(path) = segments.values().next() else { return Ok(Some(log)) };
     if let Some(head) = read_head(&mut Segment::read(path)?)? {
         (log.name, log.what) = (head.name, Some(head.what));
         (log.version, log.unix_ms) = (head.version, head.unix_ms);
     }
     match log.what {
-        Some(What::Cluster) => Walk::<Cluster>::new(log).run(segments),
-        Some(What::Machine) => Walk::<Machine>::new(log).run(segments),
+        Some(What::Cluster) => Walk::<Cluster>::new(log).run(segments, told),
+        Some(What::Machine) => Walk::<Machine>::new(log).run(segments, told),
         None => match segments.keys().nth(1) {
             Some(&later) => Err(gap(&segments[&later], first, later)),
-            None => Ok(Log { segments: 1, ..log }),
+            None => Ok(told().then_some(Log { segments: 1, ..log })),
         },
     }
 }
@@ -152,7 +176,11 @@ impl<M: Recorded> Walk<M> {
         Self { next: log.first, log, state: None, ended: false }
     }
 
-    fn run(mut self, segments: &BTreeMap<u64, PathBuf>) -> Result<Log, ReplayError> {
+    fn run(
+        mut self,
+        segments: &BTreeMap<u64, PathBuf>,
+        told: &mut dyn FnMut() -> bool,
+    ) -> Result<Option<Log>, ReplayError> {
         for (&first, path) in segments {
             // What was torn off the segment before is missing as well.
             if first != self.next || self.ended {
@@ -163,11 +191,16 @@ impl<M: Recorded> Walk<M> {
             if self.begin(&mut segment, first)? {
                 self.follow(&mut segment)?;
             }
-            if self.log.difference.is_some() {
+            // Those after a difference count as done.
+            let rest = if self.log.difference.is_some() { segments.range(first..).count() } else { 1 };
+            if !(0..rest).all(|_| told()) {
+                return Ok(None);
+            }
+            if rest > 1 {
                 break;
             }
         }
-        Ok(self.log)
+        Ok(Some(self.log))
     }
 
     /// Head and snapshot; false where the segment stops before its first event, or where the states differ.

@@ -123,8 +123,7 @@ pub(crate) fn record_world(dir: &Path, seed: u64, segment_bytes: u64) -> BTreeMa
     }));
     let watch: Rc<RefCell<dyn Watch>> = recording.clone();
     World::new(Setup::random(seed)).watched(watch).run();
-    let told = recording.borrow().told.clone();
-    told
+    recording.borrow().told.clone()
 }
 
 /// A Cluster that places and is told what comes of it, its time and its actions.
