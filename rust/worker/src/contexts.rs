@@ -211,6 +211,7 @@ mod tests {
         Context::new(descriptor(&[1, 2, 3]), &work(3, 1, 2))
     }
 
+    #[allow(clippy::unnecessary_wraps, reason = "as it is told")]
     fn tokens(from: u32, ids: &[u32]) -> Option<Tokens> {
         Some(Tokens { key: KEY, from, ids: ids.to_vec() })
     }

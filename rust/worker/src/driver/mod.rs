@@ -15,6 +15,7 @@ use splitcore_core::event::{MachineAction, MachineEvent};
 use splitcore_core::id::{LegKey, MachineId};
 use splitcore_core::machine::Machine;
 use splitcore_core::time::Time;
+use splitcore_record::{CreateError, Ended, Options as Recording, Recorder};
 use splitcore_wire::link::{LinkEvent, WorkerLink};
 use splitcore_wire::message::{PeerAddress, Welcome};
 use splitcore_wire::peers::Peers;
@@ -53,7 +54,10 @@ impl Driver {
     pub(crate) fn run(self, link: &WorkerLink, peers: Peers, mover: Mover) {
         let _guard = Guard(self.board.clone());
         let end = match self.wait_welcome() {
-            Ok(welcome) => Life::new(&self, link, peers, mover, &welcome).run(&welcome),
+            Ok(welcome) => match Life::new(&self, link, peers, mover, &welcome) {
+                Ok(life) => life.run(&welcome),
+                Err(end) => end,
+            },
             Err(end) => end,
         };
         match &end {
@@ -85,6 +89,14 @@ impl Driver {
     }
 }
 
+fn record(options: &WorkerOptions, machine: &Machine) -> Result<Option<Recorder<Machine>>, CreateError> {
+    let Some(folder) = &options.event_log else { return Ok(None) };
+    let log = options.log.clone();
+    let on_end = Box::new(move |why: &Ended| log.line(&format!("the event log ends: {why}")));
+    let recording = Recording { on_end, ..Recording::default() };
+    Recorder::create(folder, &options.name, machine, recording).map(Some)
+}
+
 /// A machine from its first session on.
 struct Life<'a> {
     options: &'a WorkerOptions,
@@ -95,6 +107,7 @@ struct Life<'a> {
     peers: Peers,
     mover: Mover,
     machine: Machine,
+    recorder: Option<Recorder<Machine>>,
     origin: Instant,
     contexts: Contexts,
     /// What follows from what is being done, in order.
@@ -119,12 +132,19 @@ struct Life<'a> {
 }
 
 impl<'a> Life<'a> {
-    fn new(driver: &'a Driver, link: &'a WorkerLink, peers: Peers, mover: Mover, welcome: &Welcome) -> Self {
+    fn new(
+        driver: &'a Driver,
+        link: &'a WorkerLink,
+        peers: Peers,
+        mover: Mover,
+        welcome: &Welcome,
+    ) -> Result<Self, End> {
         let Driver { options, identity, inputs, inbox, board } = driver;
         let machine = match Machine::new(welcome.machine, options.machine) {
             Ok(machine) => machine,
             Err(error) => unreachable!("checked when the worker started: {error}"),
         };
+        let recorder = record(options, &machine).map_err(|error| End::Failed(error.to_string()))?;
         let address = PeerAddress {
             machine: welcome.machine,
             peer: identity.peer.clone(),
@@ -134,7 +154,7 @@ impl<'a> Life<'a> {
         peers.begin(PeerIdentity { address, layout: identity.layout }, move |event| {
             to.put(Input::Peers(event));
         });
-        Self {
+        Ok(Self {
             options,
             inputs,
             inbox,
@@ -143,6 +163,7 @@ impl<'a> Life<'a> {
             peers,
             mover,
             machine,
+            recorder,
             origin: Instant::now(),
             contexts: Contexts::default(),
             events: VecDeque::new(),
@@ -156,7 +177,7 @@ impl<'a> Life<'a> {
             registering: false,
             refused: 0,
             end: None,
-        }
+        })
     }
 
     fn run(mut self, welcome: &Welcome) -> End {
@@ -245,6 +266,9 @@ impl<'a> Life<'a> {
     fn apply(&mut self, event: &MachineEvent) -> Result<Applied, EventError> {
         let (now, mut actions) = (self.now(), Vec::new());
         let result = self.machine.handle(now, event, &mut actions);
+        if let Some(recorder) = &mut self.recorder {
+            recorder.record(now, event, &result, &actions, &self.machine);
+        }
         for action in actions {
             self.act(action);
         }
