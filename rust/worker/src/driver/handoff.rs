@@ -153,8 +153,11 @@ impl Life<'_> {
     }
 
     pub(super) fn hear_mover(&mut self, event: MoverEvent) {
+        if !self.mover.is_current(&event) {
+            return;
+        }
         match event {
-            MoverEvent::Landed { key, layers, of } => {
+            MoverEvent::Landed { key, layers, of, .. } => {
                 let Some(incoming) = self.incoming.get_mut(&key) else { return };
                 if layers == of {
                     incoming.whole = Some(of);
@@ -163,12 +166,14 @@ impl Life<'_> {
                     let _ = self.tell(&MachineEvent::LayersLanded { key, layers, of });
                 }
             }
-            MoverEvent::LocalDone { key } => drop(self.tell(&MachineEvent::LocalDone { key })),
-            MoverEvent::Failed { key } => {
+            MoverEvent::LocalDone { key, .. } => drop(self.tell(&MachineEvent::LocalDone { key })),
+            MoverEvent::Failed { key, reason, .. } => {
+                let request = key.request.0;
+                self.options.log.line(&format!("the transfer of request {request} fails: {reason}"));
                 self.board.count(|stats| stats.transfers_failed += 1);
                 let _ = self.tell(&MachineEvent::TransferFailed { key });
             }
-            MoverEvent::Fenced { key } => self.fence(key),
+            MoverEvent::Fenced { key, .. } => self.fence(key),
             MoverEvent::PeerLost { machine } => self.lose_peer(machine),
         }
     }

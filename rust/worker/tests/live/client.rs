@@ -25,8 +25,8 @@ pub(crate) struct Client {
 }
 
 impl Client {
-    pub(crate) fn new(id: u64) -> Self {
-        let tokens = 1 + mix(id) % 400;
+    pub(crate) fn new(id: u64, prompt_max: u64) -> Self {
+        let tokens = 1 + mix(id) % prompt_max;
         // A prompt may have what ends an output.
         let prompt: Vec<u32> =
             (0..tokens).map(|at| (mix(id << 32 | at) % u64::from(VOCABULARY)) as u32).collect();

@@ -115,8 +115,10 @@ impl Fleet {
         let at = index as usize;
         self.incarnations[at] += 1;
         let next = options(&self.address, index, self.incarnations[at], self.roles[at], self.backend);
-        let next = start(next, self.blocks);
-        std::mem::replace(&mut self.running[at], next).end();
+        let (blocks, here) = (self.blocks, &mut self.running[at]);
+        // Apart from the daemon, which lives in a runtime.
+        let meddles = || drop(std::mem::replace(here, start(next, blocks)).end());
+        std::thread::scope(|scope| scope.spawn(meddles).join().unwrap());
     }
 
     /// Ends all.
