@@ -7,10 +7,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use splitcore_transport::{Endpoint, HandshakeError, Incarnation, Link, boot_id, connect};
+use splitcore_wire::message::PeerAddress;
 
-use super::MoverEvent;
 use super::books::{Books, LinkState, Shared};
 use super::outgoing::Outgoing;
+use super::{MoverEvent, endpoint_of};
 
 /// Between two knocks at the door of one who hangs up at once.
 const RESPITE: Duration = Duration::from_millis(20);
@@ -92,6 +93,15 @@ impl Shared {
                 shared.probed(of, dead);
             }
         }));
+    }
+
+    /// The driver doubts a machine.
+    pub(super) fn doubted(self: &Arc<Self>, machine: &PeerAddress) {
+        // Who has said nowhere where it is cannot be looked for.
+        let Ok(endpoint) = endpoint_of(machine) else { return };
+        let mut books = self.books();
+        books.other(machine.machine, &endpoint);
+        self.doubt(&mut books, endpoint.incarnation, None);
     }
 
     fn probed(self: &Arc<Self>, of: Incarnation, dead: bool) {

@@ -250,6 +250,12 @@ impl Mover {
         self.shared.follow(key, to, blocks, tokens)
     }
 
+    /// There is reason to think that a machine is gone: its session has broken, say. If its process is dead,
+    /// [`MoverEvent::PeerLost`] follows; of one that has never been connected it is known no other way.
+    pub fn doubt(&mut self, machine: &PeerAddress) {
+        self.shared.doubted(machine);
+    }
+
     /// As the source: stops a transfer. [`MoverEvent::Fenced`] follows, also where it was done; if it has failed or
     /// fails, that is its end.
     pub fn stop(&mut self, key: LegKey) {

@@ -1,8 +1,11 @@
 //! One of two processes is killed.
 
+use std::time::Duration;
+
 use splitcore_core::id::MachineId;
 use splitcore_transport::Backend;
 use splitcore_wire::message::{GrantBody, PeerAddress};
+use splitcore_worker::mover::MoverEvent;
 
 use crate::kit::{self, BOTH, LAYERS, Machine, Other, Words, key, options};
 
@@ -28,14 +31,15 @@ fn the_other_process_does_as_it_is_told() {
         return;
     }
     let Some(begin) = kit::told() else { return };
-    let mut machine = Machine::start(1, options(backend_of(&begin)));
+    let mut machine = Machine::with_blocks(1, options(backend_of(&begin)), begin["blocks"].parse().unwrap());
     let parent = PeerAddress {
         machine: MachineId { index: 0, incarnation: 1 },
         peer: String::new(),
         transfer: begin["transfer"].clone(),
     };
+    let tokens = begin["tokens"].parse().unwrap();
+    let grant = machine.mover.open(key(1), &parent, &machine.table(0, tokens), tokens).unwrap();
     let table = machine.table(0, TOKENS);
-    let grant = machine.mover.open(key(1), &parent, &table, TOKENS).unwrap();
     kit::tell(&words(&[("transfer", machine.mover.transfer()), ("grant", &grant)]));
     while let Some(told) = kit::told() {
         let body = GrantBody { blocks: vec![], transfer: told["grant"].clone() };
@@ -55,10 +59,17 @@ fn the_other_process_does_as_it_is_told() {
     }
 }
 
-fn other(backend: Backend, here: &Machine) -> (Other, PeerAddress, String) {
+/// It grants so many tokens.
+fn other(backend: Backend, here: &Machine, tokens: u32) -> (Other, PeerAddress, String) {
     let mut other = Other::start();
     let name = if backend == Backend::Shm { "shm" } else { "tcp" };
-    other.say(&words(&[("backend", name), ("transfer", &here.address.transfer)]));
+    let (blocks, tokens) = ((64 + tokens / 2).to_string(), tokens.to_string());
+    other.say(&words(&[
+        ("backend", name),
+        ("transfer", &here.address.transfer),
+        ("blocks", &blocks),
+        ("tokens", &tokens),
+    ]));
     let said = other.hear();
     let (address, grant) = (there(&said), said["grant"].clone());
     (other, address, grant)
@@ -69,7 +80,7 @@ fn a_destination_that_is_killed_fails_what_goes_there_once_and_is_lost() {
     for backend in BOTH {
         for layers in [0, 1, LAYERS - 1] {
             let mut source = Machine::start(0, options(backend));
-            let (mut other, address, transfer) = other(backend, &source);
+            let (mut other, address, transfer) = other(backend, &source, TOKENS);
             let table = source.table(0, TOKENS);
             source.mover.granted(key(1), &address, &GrantBody { blocks: vec![], transfer });
             let mut follow = source.mover.follow(key(1), address.machine, &table, TOKENS);
@@ -94,9 +105,9 @@ fn a_destination_that_is_killed_fails_what_goes_there_once_and_is_lost() {
 #[test]
 fn a_source_that_is_killed_is_lost_and_its_blocks_are_free_again() {
     for backend in BOTH {
-        for layers in [1, LAYERS - 1, LAYERS] {
+        for layers in [0, 1, LAYERS - 1, LAYERS] {
             let mut destination = Machine::start(0, options(backend));
-            let (mut other, address, _) = other(backend, &destination);
+            let (mut other, address, _) = other(backend, &destination, TOKENS);
             let table = destination.table(0, TOKENS);
             let grant = destination.mover.open(key(2), &address, &table, TOKENS).unwrap();
             // One more, so that there is something to miss also where all of the first has landed.
@@ -104,10 +115,18 @@ fn a_source_that_is_killed_is_lost_and_its_blocks_are_free_again() {
             destination.mover.open(key(3), &address, &rest, TOKENS).unwrap();
             other.say(&words(&[("grant", &grant), ("layers", &layers.to_string())]));
             other.hear();
-            if layers == LAYERS {
-                destination.until_landed(key(2));
+            // So that it is connected, and dies in the midst of it.
+            if layers > 0 {
+                destination.until(
+                    "the layers",
+                    |event| matches!(event, MoverEvent::Landed { layers: landed, .. } if *landed == layers),
+                );
             }
             other.kill();
+            if layers == 0 {
+                // Nobody here may ever have seen it.
+                destination.mover.doubt(&address);
+            }
             destination.lost(address.machine);
             for key in [key(2), key(3)] {
                 destination.mover.abort(key);
@@ -120,4 +139,34 @@ fn a_source_that_is_killed_is_lost_and_its_blocks_are_free_again() {
             assert_eq!(destination.finish(), [], "{backend} after {layers} layers");
         }
     }
+}
+
+#[test]
+fn a_stop_ends_though_the_destination_stands_still_and_the_connection_is_closed_for_it() {
+    const MANY: u32 = 40_000;
+    let mut options = options(Backend::Tcp);
+    options.connect.stall_limit = Duration::from_secs(1);
+    options.stop_limit = Duration::from_millis(100);
+    options.probe_limit = Duration::from_millis(100);
+    let mut source = Machine::with_blocks(0, options, MANY / 2);
+    let (mut other, address, transfer) = other(Backend::Tcp, &source, MANY);
+    let table = source.table(0, MANY);
+    let body = GrantBody { blocks: vec![], transfer };
+    source.mover.granted(key(1), &address, &body);
+    let mut follow = source.mover.follow(key(1), address.machine, &table, MANY);
+    follow.put_layer(0);
+    other.stop();
+    // More than any socket takes.
+    for layer in 1..LAYERS {
+        follow.put_layer(layer);
+    }
+    source.mover.stop(key(1));
+    let end = source.end(key(1));
+    assert!(matches!(end, MoverEvent::Fenced { .. } | MoverEvent::Failed { .. }), "{end:?}");
+    // It is not dead, and so not lost, before it is.
+    source.mover.granted(key(2), &address, &body);
+    other.kill();
+    source.mover.doubt(&address);
+    source.lost(address.machine);
+    assert_eq!(source.finish(), []);
 }

@@ -278,6 +278,12 @@ impl Other {
         }
     }
 
+    /// It stands still, and is there.
+    pub(crate) fn stop(&self) {
+        let id = self.process.id().to_string();
+        assert!(Command::new("kill").args(["-STOP", &id]).status().unwrap().success());
+    }
+
     pub(crate) fn kill(&mut self) {
         self.process.kill().unwrap();
         self.process.wait().unwrap();

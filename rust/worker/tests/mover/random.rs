@@ -41,10 +41,9 @@ struct Leg {
     to: Vec<BlockId>,
     tokens: u32,
     granted: bool,
-    begun: bool,
     follow: Option<Follow>,
-    /// Layers that the pass has computed.
-    layers: u16,
+    /// Layers that are computed, once it goes.
+    layers: Option<u16>,
     stopped: bool,
     aborted: bool,
     ends: Vec<MoverEvent>,
@@ -77,26 +76,26 @@ impl World {
                 destination.grant(of, source, &leg.to, leg.tokens);
                 leg.granted = true;
             }
-            Step::Put if leg.granted && !leg.begun => {
+            Step::Put if leg.granted && leg.layers.is_none() => {
                 source.fill_all(&leg.from, leg.tokens, of.request.0);
                 source.mover.put(of, destination.address.machine, &leg.from, leg.tokens);
-                (leg.begun, leg.layers) = (true, LAYERS);
+                leg.layers = Some(LAYERS);
             }
-            Step::Follow if leg.granted && !leg.begun => {
+            Step::Follow if leg.granted && leg.layers.is_none() => {
                 let to = destination.address.machine;
                 leg.follow = Some(source.mover.follow(of, to, &leg.from, leg.tokens));
-                leg.begun = true;
+                leg.layers = Some(0);
             }
             Step::Layers(more) => {
-                let Some(follow) = &mut leg.follow else { return };
-                for _ in 0..more.min(LAYERS - leg.layers) {
-                    source.fill(&leg.from, leg.layers, leg.tokens, of.request.0);
-                    follow.put_layer(leg.layers);
-                    leg.layers += 1;
+                let (Some(follow), Some(layers)) = (&mut leg.follow, &mut leg.layers) else { return };
+                for _ in 0..more.min(LAYERS - *layers) {
+                    source.fill(&leg.from, *layers, leg.tokens, of.request.0);
+                    follow.put_layer(*layers);
+                    *layers += 1;
                 }
             }
             Step::Over => leg.follow = None,
-            Step::Stop if leg.begun && !leg.stopped => {
+            Step::Stop if leg.layers.is_some() && !leg.stopped => {
                 source.mover.stop(of);
                 leg.stopped = true;
             }
@@ -116,7 +115,7 @@ impl World {
             let Self { source, destination, legs } = &mut self;
             let leg = legs.get_mut(&of).unwrap();
             leg.follow = None;
-            if leg.begun {
+            if leg.layers.is_some() {
                 leg.ends.push(source.end(of));
                 // Who stops what was done is told that it is fenced as well.
                 if leg.stopped && matches!(leg.ends[0], MoverEvent::LocalDone { .. }) {
@@ -129,9 +128,9 @@ impl World {
         }
         for (&of, leg) in &self.legs {
             match &leg.ends[..] {
-                [] => prop_assert!(!leg.begun),
+                [] => prop_assert!(leg.layers.is_none()),
                 [MoverEvent::LocalDone { .. }, rest @ ..] => {
-                    prop_assert!(leg.layers == LAYERS);
+                    prop_assert!(leg.layers == Some(LAYERS));
                     prop_assert!(matches!(rest, [] | [MoverEvent::Fenced { .. }]), "{rest:?}");
                     if !leg.aborted {
                         self.destination.until_landed(of);
@@ -140,7 +139,7 @@ impl World {
                 }
                 [MoverEvent::Fenced { .. }] => prop_assert!(leg.stopped),
                 [MoverEvent::Failed { reason, .. }] => {
-                    prop_assert!(leg.aborted || leg.layers < LAYERS, "{reason}");
+                    prop_assert!(leg.aborted || leg.layers < Some(LAYERS), "{reason}");
                 }
                 ends => prop_assert!(false, "{ends:?}"),
             }
