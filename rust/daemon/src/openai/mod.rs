@@ -1,0 +1,3 @@
+//! `OpenAI`'s interface: completions and chats, for a service that brings its own workers.
+
+pub(crate) mod text;
