@@ -4,6 +4,7 @@ mod directory;
 mod facts;
 mod generate;
 mod log;
+mod managed;
 mod views;
 
 use std::collections::{HashMap, VecDeque};
@@ -13,7 +14,7 @@ use splitcore_core::cluster::Cluster;
 use splitcore_core::config::ClusterConfig;
 use splitcore_core::error::{Applied, EventError, Rejection};
 use splitcore_core::event::{Arrival, ClusterAction, ClusterEvent, Outcome};
-use splitcore_core::id::{MachineId, RequestId};
+use splitcore_core::id::{Epoch, MachineId, RequestId};
 use splitcore_core::placement::Placement;
 use splitcore_core::time::Time;
 use tokio::sync::{Notify, watch};
@@ -26,8 +27,11 @@ pub use views::{Decision, DecisionView, Overview, PoolView, RowView, Totals};
 
 use crate::clock::Clock;
 use crate::options::{OptionError, Options};
+pub use managed::life;
+
 use directory::Directory;
 use log::Log;
+use managed::Managed;
 
 /// Decisions kept for the page.
 const DECISIONS_KEPT: usize = 32;
@@ -74,6 +78,12 @@ pub enum Fault {
     /// No request that is live or has ended lately has this name.
     #[error("there is no request '{0}'")]
     UnknownName(String),
+    /// It places for others.
+    #[error("this service has no workers of its own")]
+    NoWorkers,
+    /// It does not place for others.
+    #[error("this service has workers of its own, and places for them alone")]
+    OwnWorkers,
     /// An id occurs twice in one call.
     #[error("request {0} occurs twice in this call")]
     Twice(u64),
@@ -109,6 +119,8 @@ pub(crate) struct State {
     log: Log,
     totals: Totals,
     next_id: u64,
+    /// With workers of its own.
+    managed: Option<Managed>,
     /// When the ticker wakes up.
     armed: Time,
     /// Of the last event; kept for its allocation.
@@ -144,6 +156,7 @@ impl Host {
             log: Log::new(options.events_max),
             totals: Totals::default(),
             next_id: first_id(),
+            managed: options.model.is_some().then(|| Managed::new((options.reattach_s * 1e9) as u64)),
             armed: Time::MAX,
             actions: Vec::new(),
         };
@@ -161,8 +174,9 @@ impl Host {
         let mut state = self.state.lock().map_err(|_| Fault::Stopped)?;
         let before = state.log.next();
         let done = call(&mut state);
+        state.settle(self.clock.now())?;
         let next = state.log.next();
-        let due = state.core.next_deadline().unwrap_or(Time::MAX);
+        let due = state.next_deadline();
         let sooner = due < state.armed;
         if sooner {
             state.armed = due;
@@ -182,7 +196,8 @@ impl Host {
         loop {
             let due = self.with(|state| {
                 state.begin()?;
-                state.armed = state.core.next_deadline().unwrap_or(Time::MAX);
+                state.settle(self.clock.now())?;
+                state.armed = state.next_deadline();
                 Ok(state.armed)
             });
             let Ok(due) = due else { return };
@@ -194,6 +209,14 @@ impl Host {
                 let _ = tokio::time::timeout_at(until, self.ticker.notified()).await;
             }
         }
+    }
+
+    /// Which Cluster speaks.
+    ///
+    /// # Errors
+    /// [`Fault::Stopped`].
+    pub fn epoch(&self) -> Result<Epoch, Fault> {
+        self.with(|state| Ok(state.core.epoch()))
     }
 
     /// Whether a bug has stopped it.
@@ -292,6 +315,11 @@ impl State {
         Ok(now)
     }
 
+    fn next_deadline(&self) -> Time {
+        let closes_at = self.managed.as_ref().and_then(|managed| managed.book.next_deadline());
+        self.core.next_deadline().into_iter().chain(closes_at).min().unwrap_or(Time::MAX)
+    }
+
     /// Applies one event; what it wants done is in `actions`.
     fn handle(&mut self, now: Time, event: &ClusterEvent) -> Result<Applied, EventError> {
         self.actions.clear();
@@ -342,6 +370,9 @@ impl State {
                 ClusterAction::Placed(placement) => {
                     self.live.insert(placement.request.0, Some(placement));
                     self.decided(&placement);
+                    if let Some(managed) = &mut self.managed {
+                        managed.book.placed(placement.request.0, self.core.now());
+                    }
                     if told != Some(placement.request.0) {
                         self.log.push(Kind::Placed(Box::new(self.named(placement))));
                     }
@@ -366,14 +397,23 @@ impl State {
                         self.log.push(Kind::Drained { machine: machine.name.clone() });
                     }
                 }
-                // Only at the managed level.
-                ClusterAction::Command { .. } | ClusterAction::Registered { .. } => {}
+                ClusterAction::Command { to, seq, command } => {
+                    if let Some(managed) = &self.managed {
+                        managed.command(to, seq, command);
+                    }
+                }
+                ClusterAction::Registered { to, .. } => {
+                    if let Some(managed) = &self.managed {
+                        managed.registered(to);
+                    }
+                }
             }
         }
     }
 
     fn ended(&mut self, request: u64, outcome: Outcome) {
         self.live.remove(&request);
+        self.ended_managed(request, outcome, self.core.now());
         let kind = match outcome {
             // Whoever said so knows.
             Outcome::Finished | Outcome::Cancelled => return,

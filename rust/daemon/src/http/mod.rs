@@ -29,7 +29,7 @@ static REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// What every connection shares.
 pub struct App {
     /// The Cluster.
-    pub host: Host,
+    pub host: Arc<Host>,
     /// What `/metrics` shows.
     pub metrics: Metrics,
     /// The options.
@@ -92,7 +92,7 @@ impl App {
     /// What connections share, with the books empty.
     pub(crate) fn new(options: Options, secret: Option<Vec<u8>>) -> Result<Self, crate::OptionError> {
         Ok(Self {
-            host: Host::new(&options)?,
+            host: Arc::new(Host::new(&options)?),
             metrics: Metrics::new(),
             options,
             secret,
