@@ -173,6 +173,17 @@ impl Host {
         })
     }
 
+    /// KV tokens of the largest machine that takes work; 0 without any.
+    ///
+    /// # Errors
+    /// [`Fault::Stopped`].
+    pub fn kv_capacity_tokens_max(&self) -> Result<u64, Fault> {
+        self.with(|state| {
+            let up = state.loads().filter(|load| load.state == MachineState::Up);
+            Ok(up.map(|load| load.kv_capacity_tokens).max().unwrap_or(0))
+        })
+    }
+
     /// Recounts everything and compares with the books: `Some` is a bug.
     ///
     /// # Errors

@@ -93,8 +93,8 @@ impl Template {
     /// The conversation, up to where the model's answer begins.
     pub(super) fn render(&self, messages: &[Message]) -> Result<String, RenderError> {
         let messages = Jinja::from(minijinja::value::Serde(messages));
-        let none = Jinja::from(());
-        let values = context! { messages, add_generation_prompt => true, tools => none, documents => none };
+        let (tools, documents) = (Jinja::from(()), Jinja::from(()));
+        let values = context! { messages, add_generation_prompt => true, tools, documents };
         let refused = |error: Error| {
             let what = error.detail().map_or_else(|| error.to_string(), str::to_owned);
             RenderError::Refused(what)

@@ -31,6 +31,8 @@ pub(crate) struct Writer {
     most: u32,
     taken: u32,
     finish: Option<Finish>,
+    /// It ended at a text: whoever draws the tokens knows nothing of it.
+    early: bool,
 }
 
 impl Writer {
@@ -43,6 +45,7 @@ impl Writer {
             most,
             taken: 0,
             finish: None,
+            early: false,
         }
     }
 
@@ -54,6 +57,11 @@ impl Writer {
     /// How it has ended.
     pub(crate) fn finish(&self) -> Option<Finish> {
         self.finish
+    }
+
+    /// Whether more tokens may be drawn, though it has ended.
+    pub(crate) fn runs_on(&self) -> bool {
+        self.early
     }
 
     /// The next token. Behind the last there is nothing.
@@ -72,6 +80,7 @@ impl Writer {
             return self.last(model, text, Finish::Length);
         }
         let freed = self.stops.push(&text);
+        self.early = freed.stopped;
         self.finish = freed.stopped.then_some(Finish::Stop);
         Piece { text: freed.text, finish: self.finish }
     }
