@@ -3,6 +3,8 @@
 #![allow(clippy::unwrap_used, reason = "what is missing fails the test")]
 #![allow(dead_code, reason = "each test file uses its part")]
 
+pub(crate) mod worker;
+
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::mpsc;

@@ -75,18 +75,21 @@ impl State {
     /// A notice of a worker, for the Cluster. The end of a request waits until its client has it: a daemon that dies
     /// before that leaves the tokens with the worker.
     pub(super) fn notice(&mut self, now: Time, from: MachineId, notice: Notice) -> Result<(), Fault> {
-        let is_present = |key: LegKey| self.core.attempt(key.request) == Some(key.attempt);
-        match (notice, &mut self.managed) {
-            (Notice::Finished { key, .. }, Some(managed))
-                if is_present(key) && managed.book.hold_finish(key.request.0, from, notice) =>
-            {
-                return Ok(());
+        if let Some(book) = self.managed.as_mut().map(|managed| &mut managed.book) {
+            let is_present = |key: LegKey| self.core.attempt(key.request) == Some(key.attempt);
+            match notice {
+                Notice::Finished { key, .. }
+                    if is_present(key) && book.hold_finish(key.request.0, from, notice) =>
+                {
+                    return Ok(());
+                }
+                Notice::Reserved { key } | Notice::PrefillDone { key, .. } | Notice::Landed { key }
+                    if is_present(key) =>
+                {
+                    book.acknowledge(key.request.0);
+                }
+                _ => {}
             }
-            (
-                Notice::Reserved { key } | Notice::PrefillDone { key, .. } | Notice::Landed { key },
-                Some(managed),
-            ) if is_present(key) => managed.book.acknowledge(key.request.0),
-            _ => {}
         }
         let _ = self.handle(now, &ClusterEvent::Notice { from, notice })?;
         self.keep(None);
