@@ -27,7 +27,7 @@ pub use views::{Decision, DecisionView, Overview, PoolView, RowView, Totals};
 
 use crate::clock::Clock;
 use crate::options::{OptionError, Options};
-pub use managed::life;
+pub use managed::{BlocksView, HandoffView, Stage, life};
 
 use directory::Directory;
 use log::Log;
@@ -371,7 +371,7 @@ impl State {
                     self.live.insert(placement.request.0, Some(placement));
                     self.decided(&placement);
                     if let Some(managed) = &mut self.managed {
-                        managed.book.placed(placement.request.0, self.core.now());
+                        managed.placed(&placement, self.core.now());
                     }
                     if told != Some(placement.request.0) {
                         self.log.push(Kind::Placed(Box::new(self.named(placement))));

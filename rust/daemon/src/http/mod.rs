@@ -19,7 +19,7 @@ use hyper::{Method, Request, StatusCode};
 use tokio::sync::watch;
 use tower_service::Service;
 
-use crate::host::Host;
+use crate::host::{Fault, Host};
 use crate::metrics::Metrics;
 use crate::openai::{self, Gateway};
 use crate::options::Options;
@@ -124,6 +124,11 @@ impl App {
         let _ = draining.wait_for(|&draining| draining).await;
     }
 
+    /// What places for others' engines is not for a service with workers of its own.
+    fn places_for_others(&self) -> Result<(), ApiError> {
+        if self.gateway.is_none() { Ok(()) } else { Err(Fault::OwnWorkers.into()) }
+    }
+
     /// From SIGTERM on nothing new is placed: its books would not outlive it.
     pub(crate) fn refuse_when_draining(&self) -> Result<(), ApiError> {
         if !self.is_draining() {
@@ -214,7 +219,9 @@ mod tests {
         let mut described: Vec<&str> =
             described["paths"].as_object().expect("paths").keys().map(String::as_str).collect();
         let routes = routes();
-        let mut routed: Vec<&str> = routes.iter().map(|(path, _)| *path).chain(["/"]).collect();
+        // A name with slashes is one name.
+        let routed: Vec<String> = routes.iter().map(|(path, _)| path.replace("{*", "{")).collect();
+        let mut routed: Vec<&str> = routed.iter().map(String::as_str).chain(["/"]).collect();
         described.sort_unstable();
         routed.sort_unstable();
         assert_eq!(described, routed);

@@ -122,6 +122,7 @@ fn view<'a>(app: &App, placed: &'a Placed) -> PlacedView<'a> {
 
 /// `POST /v1/placements`.
 pub(super) async fn place(State(app): State<Arc<App>>, request: Request) -> Answer {
+    app.places_for_others()?;
     let body: PlaceBody = json(&app, request).await?;
     app.refuse_when_draining()?;
     let ask = body.ask()?;
@@ -151,6 +152,7 @@ struct BatchView<'a> {
 
 /// `POST /v1/placements/batch`.
 pub(super) async fn place_batch(State(app): State<Arc<App>>, request: Request) -> Answer {
+    app.places_for_others()?;
     let body: BatchBody = json(&app, request).await?;
     app.refuse_when_draining()?;
     app.check_batch("placements", body.placements.len())?;
@@ -183,6 +185,7 @@ struct Applied {
 }
 
 fn tell(app: &App, fact: Fact, id: u64, attempt: Option<u32>) -> Answer {
+    app.places_for_others()?;
     let applied = app.host.fact(fact, id, attempt)?;
     Ok(answer(StatusCode::OK, &Applied { applied }))
 }

@@ -62,7 +62,12 @@ pub(super) async fn answer(
     Ok(response)
 }
 
-async fn whole(name: &str, note: &Note, mut choices: Choices, prompt_tokens: u64) -> Result<Response, ApiError> {
+async fn whole(
+    name: &str,
+    note: &Note,
+    mut choices: Choices,
+    prompt_tokens: u64,
+) -> Result<Response, ApiError> {
     let mut texts = vec![(String::new(), None); choices.len()];
     while let Some(heard) = choices.next().await {
         let (choice, pieces) = match heard {

@@ -50,9 +50,10 @@ pub(super) fn prompts(model: &Model, source: &Source) -> Result<Vec<Arc<[u32]>>,
         Source::Tokens(tokens) => tokens.clone(),
         Source::Messages(messages) => {
             let text = model.render(messages).map_err(|error| match error {
-                RenderError::NoTemplate => {
-                    ApiError { code: "no_chat_template", ..wrong("messages", "the model has no chat template") }
-                }
+                RenderError::NoTemplate => ApiError {
+                    code: "no_chat_template",
+                    ..wrong("messages", "the model has no chat template")
+                },
                 error @ RenderError::Refused(_) => wrong("messages", error),
             })?;
             vec![model.encode(&text, false).map_err(|error| wrong("messages", error))?]
@@ -91,14 +92,17 @@ impl Source {
 fn cap(model: &Model, asked: &Asked, prompt: usize, holds: u64) -> Result<u32, ApiError> {
     let context = u64::from(model.context);
     let prompt = prompt as u64;
-    let too_long = |field: &str, what: String| ApiError { code: "context_length_exceeded", ..wrong(field, what) };
+    let too_long =
+        |field: &str, what: String| ApiError { code: "context_length_exceeded", ..wrong(field, what) };
     if prompt >= context {
         let what = format!("the model's context is {context} tokens, and the prompt alone has {prompt}");
         return Err(too_long(asked.source.field(), what));
     }
     match asked.most {
         Most::Given { field, tokens } if prompt + u64::from(tokens) > context => {
-            let what = format!("the model's context is {context} tokens; {prompt} of the prompt and {tokens} do not fit");
+            let what = format!(
+                "the model's context is {context} tokens; {prompt} of the prompt and {tokens} do not fit"
+            );
             Err(too_long(field, what))
         }
         Most::Given { tokens, .. } => Ok(tokens),

@@ -2,9 +2,9 @@
 
 use std::fmt;
 
+use serde::Deserialize;
 use serde::de::value::SeqAccessDeserializer;
 use serde::de::{Deserializer, Error, SeqAccess, Visitor};
-use serde::Deserialize;
 use serde_json::{Map, Value};
 
 /// Both kinds of request; what one of them does not have is refused later, by its name.

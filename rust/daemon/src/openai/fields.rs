@@ -111,7 +111,8 @@ fn wrong(field: &str, what: impl std::fmt::Display) -> ApiError {
 
 /// A field that is not offered here, at its place in the body.
 fn not_offered(field: &str) -> ApiError {
-    let error = wrong(field, "this service does not offer it, and does not ignore what would change the output");
+    let error =
+        wrong(field, "this service does not offer it, and does not ignore what would change the output");
     ApiError { code: "unsupported_parameter", ..error }
 }
 
@@ -122,7 +123,10 @@ fn check_rest(rest: &Map<String, Value>) -> Result<(), ApiError> {
             continue;
         }
         let Some((_, neutral)) = unsupported.iter().find(|(name, _)| name == field) else {
-            return Err(ApiError { code: "unknown_parameter", ..wrong(&cut(field), "there is no such field") });
+            return Err(ApiError {
+                code: "unknown_parameter",
+                ..wrong(&cut(field), "there is no such field")
+            });
         };
         if !value.is_null() && !neutral.contains(value) {
             return Err(not_offered(field));
@@ -149,9 +153,14 @@ fn message(at: usize, body: MessageBody) -> Result<Message, ApiError> {
     Ok(Message { role, content: body.content.0, name: body.name })
 }
 
-fn source(kind: Kind, prompt: Option<Prompt>, messages: Option<Vec<MessageBody>>) -> Result<Source, ApiError> {
+fn source(
+    kind: Kind,
+    prompt: Option<Prompt>,
+    messages: Option<Vec<MessageBody>>,
+) -> Result<Source, ApiError> {
     let missing = |field| wrong(field, "it is missing");
-    let foreign = |field, path| ApiError { code: "unknown_parameter", ..wrong(field, format!("it belongs to {path}")) };
+    let foreign =
+        |field, path| ApiError { code: "unknown_parameter", ..wrong(field, format!("it belongs to {path}")) };
     match (kind, prompt, messages) {
         (Kind::Completion, _, Some(_)) => Err(foreign("messages", "/v1/chat/completions")),
         (Kind::Completion, None, None) => Err(missing("prompt")),
@@ -176,7 +185,10 @@ fn stops(given: Vec<String>) -> Result<Vec<String>, ApiError> {
     for stop in &given {
         let chars = stop.chars().count();
         if chars == 0 || chars > STOP_CHARS_MAX {
-            return Err(wrong("stop", format!("expected texts of 1 to {STOP_CHARS_MAX} characters, got {chars}")));
+            return Err(wrong(
+                "stop",
+                format!("expected texts of 1 to {STOP_CHARS_MAX} characters, got {chars}"),
+            ));
         }
     }
     Ok(given)
@@ -213,7 +225,10 @@ pub(super) fn check(kind: Kind, body: Body) -> Result<Asked, ApiError> {
         return Err(wrong("n", format!("expected 1 to {CHOICES_MAX}, got {n}")));
     }
     if prompts.saturating_mul(n) > CHOICES_MAX {
-        return Err(wrong("prompt", format!("at most {CHOICES_MAX} choices in one request, got {prompts} times {n}")));
+        return Err(wrong(
+            "prompt",
+            format!("at most {CHOICES_MAX} choices in one request, got {prompts} times {n}"),
+        ));
     }
     if body.best_of.is_some_and(|best_of| kind == Kind::Chat || best_of as usize != n) {
         return Err(not_offered("best_of"));
@@ -228,7 +243,10 @@ pub(super) fn check(kind: Kind, body: Body) -> Result<Asked, ApiError> {
     }
     let stop_ids = body.stop_token_ids.unwrap_or_default();
     if stop_ids.len() > STOP_IDS_MAX {
-        return Err(wrong("stop_token_ids", format!("expected at most {STOP_IDS_MAX}, got {}", stop_ids.len())));
+        return Err(wrong(
+            "stop_token_ids",
+            format!("expected at most {STOP_IDS_MAX}, got {}", stop_ids.len()),
+        ));
     }
     let stream = body.stream.unwrap_or(false);
     if body.stream_options.is_some() && !stream {

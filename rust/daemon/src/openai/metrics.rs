@@ -51,7 +51,11 @@ impl Series {
     /// Shows them.
     pub(crate) fn register(&self, to: &mut Registry) {
         let seconds = [
-            ("time_to_first_token", "From the receipt of a request to a choice's first token", &self.first_token),
+            (
+                "time_to_first_token",
+                "From the receipt of a request to a choice's first token",
+                &self.first_token,
+            ),
             ("inter_token_latency", "Between two tokens of a choice", &self.between_tokens),
             ("e2e_request_latency", "From the receipt of a request to the end of a choice", &self.whole),
         ];
@@ -68,14 +72,26 @@ impl Series {
     pub(super) fn tally(&self, begun: Instant, choices: usize, prompt_tokens: u64) -> Tally {
         self.prompt_tokens.inc_by(prompt_tokens);
         self.running.inc();
-        Tally { series: self.clone(), begun, counts: true, last: vec![None; choices], over: vec![false; choices] }
+        Tally {
+            series: self.clone(),
+            begun,
+            counts: true,
+            last: vec![None; choices],
+            over: vec![false; choices],
+        }
     }
 
     /// For who comes back: all of it has been counted for who came first, but that it runs.
     pub(super) fn silent_tally(&self, choices: usize) -> Tally {
         self.running.inc();
         let begun = Instant::now();
-        Tally { series: self.clone(), begun, counts: false, last: vec![None; choices], over: vec![false; choices] }
+        Tally {
+            series: self.clone(),
+            begun,
+            counts: false,
+            last: vec![None; choices],
+            over: vec![false; choices],
+        }
     }
 
     fn end(&self, finish_reason: &'static str) {

@@ -75,8 +75,9 @@ impl Gateway {
     /// It cannot be read.
     pub(crate) fn open(options: &Options) -> Result<Option<Self>, OptionError> {
         let Some(directory) = &options.model else { return Ok(None) };
-        let model = Model::load(directory)
-            .map_err(|error| OptionError::new("model", "a folder of a model as transformers saves it", error))?;
+        let model = Model::load(directory).map_err(|error| {
+            OptionError::new("model", "a folder of a model as transformers saves it", error)
+        })?;
         let name = options.model_name().unwrap_or_default();
         tracing::info!(model = name, context = model.context, "offers a model");
         Ok(Some(Self {
@@ -89,7 +90,13 @@ impl Gateway {
 
     fn view(&self) -> ModelView<'_> {
         let max_model_len = self.model.context;
-        ModelView { id: &self.name, object: "model", created: self.created, owned_by: "splitcore", max_model_len }
+        ModelView {
+            id: &self.name,
+            object: "model",
+            created: self.created,
+            owned_by: "splitcore",
+            max_model_len,
+        }
     }
 
     fn unknown(&self, name: &str) -> ApiError {
@@ -103,7 +110,8 @@ impl Gateway {
         if source.bytes() < LONG_TEXT {
             return asks::prompts(&self.model, &source).map(|prompts| (prompts, source));
         }
-        let stopped = || ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "stopped", "the prompt was not read");
+        let stopped =
+            || ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "stopped", "the prompt was not read");
         let _slot = self.long_texts.acquire().await.map_err(|_| stopped())?;
         let model = Arc::clone(&self.model);
         let read = move || asks::prompts(&model, &source).map(|prompts| (prompts, source));
@@ -114,7 +122,8 @@ impl Gateway {
 /// The gateway, where the service has a model.
 fn gateway(app: &App) -> Result<&Gateway, ApiError> {
     app.gateway.as_ref().ok_or_else(|| {
-        let message = "this service places requests for others' engines; with --model it would offer a model itself";
+        let message =
+            "this service places requests for others' engines; with --model it would offer a model itself";
         ApiError::new(StatusCode::NOT_FOUND, "no_model", message)
     })
 }
@@ -122,7 +131,11 @@ fn gateway(app: &App) -> Result<&Gateway, ApiError> {
 /// Bytes that nobody has had before.
 fn random() -> Result<u64, ApiError> {
     getrandom::u64().map_err(|error| {
-        ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "no_randomness", format!("no random numbers: {error}"))
+        ApiError::new(
+            StatusCode::INTERNAL_SERVER_ERROR,
+            "no_randomness",
+            format!("no random numbers: {error}"),
+        )
     })
 }
 

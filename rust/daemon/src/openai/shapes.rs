@@ -119,7 +119,12 @@ impl<'a> Answer<'a> {
     }
 
     /// A chunk; with usage on demand, each but the last says that it has none.
-    pub(super) fn chunk(id: &'a str, note: &'a Note, choices: &'a [Choice<'a>], usage: Option<Usage>) -> Self {
+    pub(super) fn chunk(
+        id: &'a str,
+        note: &'a Note,
+        choices: &'a [Choice<'a>],
+        usage: Option<Usage>,
+    ) -> Self {
         let object = match note.kind {
             Kind::Completion => "text_completion",
             Kind::Chat => "chat.completion.chunk",

@@ -3,10 +3,12 @@
 #![allow(clippy::unwrap_used, reason = "what is missing fails the test")]
 #![allow(dead_code, reason = "each test file uses its part")]
 
+pub(crate) mod tiny_model;
 pub(crate) mod worker;
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -28,6 +30,13 @@ pub(crate) struct Service {
 
 pub(crate) fn options() -> Options {
     Options { listen: "127.0.0.1:0".to_owned(), ..Options::default() }
+}
+
+/// The folder of a model that is nothing but a tokenizer: one token for each byte.
+pub(crate) fn bytes_model() -> PathBuf {
+    let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join("bytes-model");
+    tiny_model::of_bytes(&directory);
+    directory
 }
 
 async fn given(signal: oneshot::Receiver<()>) {

@@ -2,6 +2,7 @@
 
 mod book;
 mod sessions;
+mod watch;
 
 use std::collections::HashMap;
 use std::time::{Duration, SystemTime};
@@ -9,6 +10,7 @@ use std::time::{Duration, SystemTime};
 use splitcore_core::event::{ClusterEvent, Outcome};
 use splitcore_core::id::{AssignmentSeq, Epoch, LegKey, MachineId, RequestId};
 use splitcore_core::leg::{Command, Notice};
+use splitcore_core::placement::Placement;
 use splitcore_core::time::Time;
 use splitcore_wire::listen::{ConnectionId, Handle};
 use splitcore_wire::message::{Assigned, Tokens};
@@ -18,11 +20,14 @@ use super::generate::Ending;
 use super::{Fault, State};
 
 pub(super) use book::{Book, Entry};
+use watch::Watch;
+pub use watch::{BlocksView, HandoffView, Stage};
 
 /// Sessions, and requests by their tokens.
 #[derive(Debug)]
 pub(super) struct Managed {
     pub(super) book: Book,
+    pub(super) watch: Watch,
     roster: Roster,
     let_in: HashMap<ConnectionId, (MachineId, Handle)>,
     sessions: HashMap<MachineId, (ConnectionId, Handle)>,
@@ -40,6 +45,7 @@ impl Managed {
     pub(super) fn new(reattach_ns: u64) -> Self {
         Self {
             book: Book::new(reattach_ns),
+            watch: Watch::default(),
             roster: Roster::default(),
             let_in: HashMap::new(),
             sessions: HashMap::new(),
@@ -63,6 +69,14 @@ impl Managed {
         handle.command(assigned);
     }
 
+    /// A request has machines.
+    pub(super) fn placed(&mut self, placement: &Placement, now: Time) {
+        let request = placement.request.0;
+        let prompt_tokens = self.book.get(request).map_or(0, |entry| entry.ask.prompt.len() as u32);
+        self.watch.placed(placement, prompt_tokens, now);
+        self.book.placed(request, now);
+    }
+
     /// The Cluster has taken a registration.
     pub(super) fn registered(&self, to: MachineId) {
         if let Some((_, handle)) = self.sessions.get(&to) {
@@ -75,7 +89,8 @@ impl State {
     /// A notice of a worker, for the Cluster. The end of a request waits until its client has it: a daemon that dies
     /// before that leaves the tokens with the worker.
     pub(super) fn notice(&mut self, now: Time, from: MachineId, notice: Notice) -> Result<(), Fault> {
-        if let Some(book) = self.managed.as_mut().map(|managed| &mut managed.book) {
+        if let Some(Managed { book, watch, .. }) = &mut self.managed {
+            watch.notice(from, &notice, now);
             let is_present = |key: LegKey| self.core.attempt(key.request) == Some(key.attempt);
             match notice {
                 Notice::Finished { key, .. }
@@ -125,6 +140,7 @@ impl State {
             Outcome::AttemptsMax => Ending::Failed("attempts_max"),
             Outcome::NotResumable => Ending::Failed("not_resumable"),
         };
+        managed.watch.end(RequestId(request), Stage::Failed);
         managed.book.ended(request, ending, now);
     }
 

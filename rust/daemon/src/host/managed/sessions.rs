@@ -68,6 +68,7 @@ impl State {
         match managed.roster.enter(hello) {
             Ok(machine) => {
                 handle.welcome(machine);
+                managed.watch.machine(machine.index, hello.blocks);
                 managed.let_in.insert(connection, (machine, handle));
             }
             Err(refusal) => {
@@ -102,6 +103,7 @@ impl State {
             stays
         });
         managed.sessions.insert(machine, (connection, handle.clone()));
+        managed.watch.report(machine.index, &registration.report);
         let name =
             managed.roster.member(machine.index).map_or_else(String::new, |member| member.name.clone());
         tracing::info!(

@@ -145,7 +145,7 @@ mod tests {
         }
 
         #[test]
-        fn a_tokenizer_that_falls_back_to_bytes_gives_every_text_back(text in "[a-c ]{0,5}\\PC{0,20}[a-c ]{0,5}") {
+        fn a_tokenizer_that_falls_back_to_bytes_gives_every_text_back(text in "[a-c ]{1,5}\\PC{0,20}[a-c ]{0,5}") {
             prop_assume!(!text.contains(['\u{fffd}', '\u{2581}']));
             let model = spaced_model();
             let (prompt, output) = (model.encode("a", false).unwrap(), model.encode(&text, false).unwrap());
@@ -167,7 +167,8 @@ mod tests {
     fn a_character_comes_with_its_last_token() {
         let model = bytes_model();
         let mut decoder = Decoder::behind(model, &bytes(b"go: "));
-        let given: Vec<String> = bytes("a\u{20ac}b".as_bytes()).iter().map(|&id| decoder.push(model, id)).collect();
+        let given: Vec<String> =
+            bytes("a\u{20ac}b".as_bytes()).iter().map(|&id| decoder.push(model, id)).collect();
         assert_eq!(given, ["a", "", "", "\u{20ac}", "b"]);
     }
 

@@ -69,7 +69,8 @@ impl Model {
     pub(crate) fn load(directory: &Path) -> Result<Self, ModelError> {
         let path = directory.join("tokenizer.json");
         let bytes = std::fs::read(&path).map_err(|error| ModelError::Read { path: path.clone(), error })?;
-        let broken = |error: tokenizers::Error| ModelError::Broken { path: path.clone(), what: error.to_string() };
+        let broken =
+            |error: tokenizers::Error| ModelError::Broken { path: path.clone(), what: error.to_string() };
         let mut tokenizer = Tokenizer::from_bytes(bytes).map_err(broken)?;
         // Prompts are whole: what is too long is refused, not cut.
         tokenizer.with_truncation(None).map_err(broken)?;

@@ -72,7 +72,8 @@ impl Template {
 
     fn parse(source: &str, config: &Value) -> Result<Self, Error> {
         let mut environment = Environment::new();
-        let syntax = minijinja::syntax::SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?;
+        let syntax =
+            minijinja::syntax::SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?;
         environment.set_syntax(syntax);
         environment.set_undefined_behavior(UndefinedBehavior::Lenient);
         environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
@@ -134,11 +135,19 @@ fn to_json(value: &Jinja, options: Kwargs) -> Result<String, Error> {
 struct Spaced;
 
 impl Formatter for Spaced {
-    fn begin_array_value<W: ?Sized + std::io::Write>(&mut self, to: &mut W, first: bool) -> std::io::Result<()> {
+    fn begin_array_value<W: ?Sized + std::io::Write>(
+        &mut self,
+        to: &mut W,
+        first: bool,
+    ) -> std::io::Result<()> {
         if first { Ok(()) } else { to.write_all(b", ") }
     }
 
-    fn begin_object_key<W: ?Sized + std::io::Write>(&mut self, to: &mut W, first: bool) -> std::io::Result<()> {
+    fn begin_object_key<W: ?Sized + std::io::Write>(
+        &mut self,
+        to: &mut W,
+        first: bool,
+    ) -> std::io::Result<()> {
         if first { Ok(()) } else { to.write_all(b", ") }
     }
 
@@ -209,7 +218,8 @@ mod tests {
 
     #[test]
     fn a_template_says_itself_why_it_refuses() {
-        let source = "{% if messages[0].role != 'user' %}{{ raise_exception('begin with a user') }}{% endif %}";
+        let source =
+            "{% if messages[0].role != 'user' %}{{ raise_exception('begin with a user') }}{% endif %}";
         let refused = RenderError::Refused("begin with a user".to_owned());
         assert_eq!(render(source, &[message("assistant", "")]), Err(refused));
         assert_eq!(render(source, &[message("user", "")]).as_deref(), Ok(""));

@@ -137,10 +137,7 @@ mod tests {
 
     #[test]
     fn what_was_held_back_for_a_stop_comes_with_the_last_token() {
-        assert_eq!(
-            pieces(2, &["abc"], &[], b"ab"),
-            [piece("", None), piece("ab", Some(Finish::Length))]
-        );
+        assert_eq!(pieces(2, &["abc"], &[], b"ab"), [piece("", None), piece("ab", Some(Finish::Length))]);
         assert_eq!(
             pieces(9, &["abc"], &[u32::from(b'.')], b"ab."),
             [piece("", None), piece("", None), piece("ab", Some(Finish::Stop))]
