@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splitcore.plan_schema import Capacity, Interval, Plan, Price, Probe, SloSet, Verdict
-from splitcore.schema import CostTable, Summary, SwarmSummary
+from splitcore.schema import CostTable, Replayed, Summary, SwarmSummary
 
 __all__ = [
     "Arrival",
@@ -67,6 +67,7 @@ __all__ = [
     "profile_fit",
     "provision",
     "published_pools",
+    "replay",
     "senders",
     "serve",
     "simulate",
@@ -873,6 +874,26 @@ def serve(options: Mapping[str, object]) -> None:
         ConfigError: If an option is out of its range.
         SplitcoreError: If an option is unknown or of a wrong type, or the address is not free.
         KeyboardInterrupt: After Ctrl-C.
+    """
+
+def replay(
+    folder: str | PathLike[str], *, progress: Callable[[int, int], object] | None = None
+) -> Replayed:
+    """Apply the events of every log under a folder once more and compare what comes of them.
+
+    Logs are written by services that are told to. Each segment of one begins with the state, which must be the one
+    that the segment before came to; each event must bring the same answer and the same actions. A log that just stops,
+    as that of a killed process does, ends there. Ctrl-C works between segments.
+
+    Args:
+        folder: With a folder of logs for each name in it, or one of these.
+        progress: Called now and then with the segments that have been replayed and the total; what it raises ends it.
+
+    Returns:
+        What was found; a log that differs is in its ``logs`` and no error.
+
+    Raises:
+        SplitcoreError: If a log cannot be read, is not what was written or has a gap; it names file and place.
     """
 
 def swarm(

@@ -14,6 +14,7 @@ mod hardware;
 mod machine;
 mod placement;
 mod plan;
+mod replay;
 mod serve;
 mod simulate;
 mod swarm;
@@ -49,6 +50,8 @@ mod _native {
         Cache, Search, capacity, design_presets, judge, mean_interval, placement, provision, published_pools,
         slo_set,
     };
+    #[pymodule_export]
+    use crate::replay::replay;
     #[pymodule_export]
     use crate::serve::serve;
     #[pymodule_export]
