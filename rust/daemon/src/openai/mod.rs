@@ -11,8 +11,6 @@ mod feed;
 mod fields;
 pub(crate) mod metrics;
 mod shapes;
-#[cfg(test)]
-mod tests;
 pub(crate) mod text;
 
 use std::sync::Arc;
@@ -25,6 +23,7 @@ use hyper::{HeaderMap, StatusCode};
 use serde::{Deserialize, Serialize};
 use tokio::sync::Semaphore;
 
+use crate::host::Fault;
 use crate::http::App;
 use crate::http::body::{answer, json};
 use crate::http::errors::ApiError;
@@ -189,7 +188,13 @@ async fn generate(app: Arc<App>, kind: Kind, request: Request) -> Outcome {
     let asked = Asked { source, ..asked };
     let holds = app.host.kv_capacity_tokens_max()?;
     let asks = asks::asks(&gateway.model, &name, &asked, &prompts, &note, holds)?;
-    let outputs = app.host.generate(asks)?;
+    let taken = |fault| match fault {
+        Fault::DuplicateName(_) => {
+            ApiError { param: Some("x-request-id".to_owned()), ..ApiError::from(fault) }
+        }
+        fault => ApiError::from(fault),
+    };
+    let outputs = app.host.generate(asks).map_err(taken)?;
     app.metrics.decided(begun.elapsed());
     let prompt_tokens = prompts.iter().map(|prompt| prompt.len() as u64).sum();
     let tally = app.metrics.gateway().tally(begun, outputs.len(), prompt_tokens);
