@@ -31,6 +31,7 @@ from splitcore._native import (
     Why,
     __version__,
     profile_fit,
+    replay,
     swarm,
 )
 from splitcore._native import simulate as _simulate
@@ -65,6 +66,7 @@ __all__ = [
     "parallelism",
     "plan",
     "profile_fit",
+    "replay",
     "simulate",
     "swarm",
 ]

@@ -26,6 +26,9 @@ __all__ = [
     "Percentile",
     "Percentiles",
     "Recovery",
+    "ReplayDifference",
+    "Replayed",
+    "ReplayedLog",
     "RequestCounts",
     "RequestLimits",
     "SloLimits",
@@ -322,3 +325,59 @@ class SwarmSummary(TypedDict):
     """Every cell that can be met."""
     failed: list[FailedSeed]
     """By seed."""
+
+
+class ReplayDifference(TypedDict):
+    """Where a replay and its log part."""
+
+    file: str
+    """The segment."""
+    event: int
+    """The event's number in the run, from 0; at the start of a segment, that of its first."""
+    now_ns: int
+    """The time that the event was given with."""
+    happened: str
+    """The event, as JSON; empty where the state at the start of a segment differs."""
+    part: str
+    """``"state"``, ``"answer"``, or as ``"action 3"``, counted from 0."""
+    recorded: str
+    """What the log has."""
+    replayed: str
+    """What came of it now."""
+
+
+class ReplayedLog(TypedDict):
+    """One log: what one process wrote of one cluster or machine."""
+
+    name: str
+    run: int
+    """Which of those under the name, from 1: each start of a process begins one."""
+    what: Literal["cluster", "machine"] | None
+    """None where the log stops before it says so."""
+    version: str
+    """That wrote it."""
+    begun_s: float
+    """Seconds since 1970."""
+    first_event: int
+    """The number of the first event that is still there."""
+    segments: int
+    events: int
+    """Events that were replayed."""
+    actions: int
+    """Actions that were compared."""
+    end: Literal["closed", "open", "early"]
+    """``"closed"`` by its writer; ``"open"`` where it just stops, since the process was killed or still runs;
+    ``"early"`` where its writer gave up."""
+    ended_early: str | None
+    """Why it gave up."""
+    difference: ReplayDifference | None
+    """The first; what comes after it is not looked at."""
+
+
+class Replayed(TypedDict):
+    """What came of a folder of logs."""
+
+    agrees: bool
+    """Whether nothing differs anywhere."""
+    logs: list[ReplayedLog]
+    """By name and run."""

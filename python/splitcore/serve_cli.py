@@ -12,14 +12,22 @@ __all__ = ["serve"]
 _service = partial(option, "Service")
 _limit = partial(option, "Limits")
 _rules = partial(option, "Scheduling")
+_model = partial(option, "Model")
 
 
 def serve(
     *,
     listen: Annotated[str, _service("ADDR", "Address to listen on; port 0 takes a free one.")] = "127.0.0.1:8090",
     secret_file: Annotated[Path | None, _service("FILE", "Shared secret that every request must bear.")] = None,
+    model: Annotated[Path | None, _model("DIR", "Give tokens by workers of its own, that run this.")] = None,
+    model_name: Annotated[str | None, _model("NAME", "What it is called; by default its folder's name.")] = None,
+    workers: Annotated[str, _model("ADDR", "Where workers connect: host:port, or unix:/path.")] = "127.0.0.1:8091",
+    grace_s: Annotated[float, _model("S", "For workers of an earlier service to come back, after the start.")] = 5.0,
+    rejoin_limit_s: Annotated[float, _model("S", "For a worker whose session broke to come back.")] = 5.0,
+    reattach_s: Annotated[float, _model("S", "For clients to come back to a request.")] = 60.0,
     tls_cert: Annotated[Path | None, _service("FILE", "Certificate chain in PEM: speak TLS.")] = None,
     tls_key: Annotated[Path | None, _service("FILE", "Private key of the certificate in PEM.")] = None,
+    event_log: Annotated[Path | None, _service("DIR", "Log every event, for splitcore replay.")] = None,
     drain_s: Annotated[float, _service("S", "To go on after SIGTERM while placements live.")] = 30.0,
     lease_s: Annotated[float, _service("S", "Without a word of a placement until it expires; 0: never.")] = 60.0,
     log_level: Annotated[str, _service("NAME", "off, error, warn, info, debug or trace.")] = "info",
@@ -47,7 +55,9 @@ def serve(
     split_from_tokens: Annotated[int, _rules("N", "Shorter prompts are not split.")] = 0,
     ties: Annotated[str, _rules("NAME", "Of equally loaded machines, the first or last.")] = "first",
     admission: Annotated[str, _rules("NAME", "By bounds; or by limits, early or predicted.")] = "bounds",
-    recovery_headroom: Annotated[float, _rules("SHARE", "Left free for work that comes back after faults.")] = 0.0,
+    recovery_headroom: Annotated[
+        float | None, _rules("SHARE", "Left free for work that comes back; by default 0.02 with a model, else 0.")
+    ] = None,
     priority_ageing_s: Annotated[float, _rules("S", "Of waiting outweigh a step of priority; 0: nothing does.")] = 10.0,
     attempts_max: Annotated[int, _rules("N", "Tries of one request.")] = 4,
     retry_interval_s: Annotated[float, _rules("S", "Between tries to place what waits.")] = 1.0,

@@ -48,9 +48,39 @@ pub struct AssignmentSeq(pub u64);
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(transparent))]
 pub struct Epoch(pub u32);
 
-/// A map from ids with a fixed hasher, for look-ups only: it is never iterated, so its order can leak nowhere.
+/// A map from ids with a fixed hasher, for look-ups only: it is never iterated (but to be sorted), so its order can leak nowhere.
 #[allow(clippy::disallowed_types)]
 pub(crate) type IdMap<K, V> = std::collections::HashMap<K, V, BuildHasherDefault<IdHasher>>;
+
+/// An [`IdMap`] as a list in the order of its keys: the order of its hashes is nobody's business.
+#[cfg(feature = "serde")]
+pub(crate) mod id_map {
+    use std::hash::Hash;
+
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    use super::IdMap;
+
+    pub(crate) fn serialize<K, V, S>(map: &IdMap<K, V>, serializer: S) -> Result<S::Ok, S::Error>
+    where
+        K: Serialize + Ord,
+        V: Serialize,
+        S: Serializer,
+    {
+        let mut entries: Vec<(&K, &V)> = map.iter().collect();
+        entries.sort_unstable_by_key(|&(key, _)| key);
+        entries.serialize(serializer)
+    }
+
+    pub(crate) fn deserialize<'de, K, V, D>(deserializer: D) -> Result<IdMap<K, V>, D::Error>
+    where
+        K: Deserialize<'de> + Eq + Hash,
+        V: Deserialize<'de>,
+        D: Deserializer<'de>,
+    {
+        Ok(Vec::deserialize(deserializer)?.into_iter().collect())
+    }
+}
 
 /// Mixes whole words by multiplication with an odd constant; ids are small integers, not hostile strings.
 #[derive(Debug, Clone, Default)]

@@ -8,7 +8,11 @@ use serde::de::DeserializeOwned;
 use splitcore_core::config::{
     Admission, ClusterConfig, Cut, Level, MixedReturn, PolicyKind, Ties, TransferRule,
 };
+use splitcore_core::id::Epoch;
 use splitcore_core::placement::Reserve;
+use splitcore_wire::address::Address;
+
+use crate::host::life;
 
 /// An option outside its range.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -40,6 +44,27 @@ pub struct Options {
     /// File with a shared secret: every request but those for health must bear it.
     #[cfg_attr(feature = "cli", arg(long, value_name = "FILE"))]
     pub secret_file: Option<PathBuf>,
+    /// Folder for the event log: every event and what came of it, which `splitcore replay` runs once more.
+    #[cfg_attr(feature = "cli", arg(long, value_name = "DIR"))]
+    pub event_log: Option<PathBuf>,
+    /// Folder of a model: give tokens by workers of its own, instead of placing for the engines of others.
+    #[cfg_attr(feature = "cli", arg(long, value_name = "DIR"))]
+    pub model: Option<PathBuf>,
+    /// What clients and workers call the model; else the name of its folder.
+    #[cfg_attr(feature = "cli", arg(long, value_name = "NAME"))]
+    pub model_name: Option<String>,
+    /// Address that workers connect to, with a model: `host:port`, or `unix:/path`.
+    #[cfg_attr(feature = "cli", arg(long, default_value = "127.0.0.1:8091", value_name = "ADDR"))]
+    pub workers: String,
+    /// Seconds after the start in which workers of an earlier service come back, and nothing new is placed.
+    #[cfg_attr(feature = "cli", arg(long, default_value_t = 5.0, value_name = "S"))]
+    pub grace_s: f64,
+    /// Seconds in which clients may come back to a request.
+    #[cfg_attr(feature = "cli", arg(long, default_value_t = 60.0, value_name = "S"))]
+    pub reattach_s: f64,
+    /// Seconds in which a worker may come back after its session broke, before it counts as lost.
+    #[cfg_attr(feature = "cli", arg(long, default_value_t = 5.0, value_name = "S"))]
+    pub rejoin_limit_s: f64,
     /// Certificate chain in PEM: speak TLS.
     #[cfg_attr(feature = "cli", arg(long, value_name = "FILE", requires = "tls_key"))]
     pub tls_cert: Option<PathBuf>,
@@ -118,9 +143,9 @@ pub struct Options {
     /// What arrivals are held against: bounds, early or predicted.
     #[cfg_attr(feature = "cli", arg(long, default_value = "bounds", value_parser = word::<Admission>))]
     pub admission: Admission,
-    /// Share left free for work that comes back after faults.
-    #[cfg_attr(feature = "cli", arg(long, default_value_t = 0.0, value_name = "SHARE"))]
-    pub recovery_headroom: f64,
+    /// Share left free for work that comes back after faults; by default 0.02 with a model, else 0.
+    #[cfg_attr(feature = "cli", arg(long, value_name = "SHARE"))]
+    pub recovery_headroom: Option<f64>,
     /// Seconds of waiting that outweigh one step of priority; 0: nothing does.
     #[cfg_attr(feature = "cli", arg(long, default_value_t = 10.0, value_name = "S"))]
     pub priority_ageing_s: f64,
@@ -143,6 +168,13 @@ impl Default for Options {
         Self {
             listen: "127.0.0.1:8090".to_owned(),
             secret_file: None,
+            event_log: None,
+            model: None,
+            model_name: None,
+            workers: "127.0.0.1:8091".to_owned(),
+            grace_s: 5.0,
+            reattach_s: 60.0,
+            rejoin_limit_s: 5.0,
             tls_cert: None,
             tls_key: None,
             drain_s: 30.0,
@@ -169,7 +201,7 @@ impl Default for Options {
             ties: Ties::First,
             requests_max: 1_000_000,
             admission: Admission::Bounds,
-            recovery_headroom: 0.0,
+            recovery_headroom: None,
             priority_ageing_s: 10.0,
             attempts_max: 4,
             retry_interval_s: 1.0,
@@ -234,6 +266,9 @@ impl Options {
         }
         nanoseconds("drain_s", self.drain_s)?;
         nanoseconds("event_wait_max_s", self.event_wait_max_s)?;
+        nanoseconds("reattach_s", self.reattach_s)?;
+        let workers: Result<Address, _> = self.workers.parse();
+        workers.map_err(|_| OptionError::new("workers", "host:port or unix:/path", &self.workers))?;
         let counts = [
             ("body_bytes_max", self.body_bytes_max),
             ("connections_max", self.connections_max),
@@ -251,14 +286,26 @@ impl Options {
         }
     }
 
+    /// What clients and workers call the model, if there is one.
+    pub fn model_name(&self) -> Option<String> {
+        let folder = || self.model.as_ref().and_then(|model| model.file_name());
+        self.model_name.clone().or_else(|| folder().map(|name| name.to_string_lossy().into_owned()))
+    }
+
     /// The core's options.
     ///
     /// # Errors
     /// The first option outside its range.
     pub fn cluster(&self) -> Result<ClusterConfig, OptionError> {
         let nonzero = |ns: u64| (ns > 0).then_some(ns);
+        let managed = self.model.is_some();
+        let headroom = self.recovery_headroom.unwrap_or(if managed { 0.02 } else { 0.0 });
+        let lease_ns = nonzero(nanoseconds("lease_s", self.lease_s)?).filter(|_| !managed);
         let config = ClusterConfig {
-            level: Level::External,
+            level: if managed { Level::Managed } else { Level::External },
+            epoch: if managed { life() } else { Epoch(1) },
+            grace_ns: if managed { nanoseconds("grace_s", self.grace_s)? } else { 0 },
+            rejoin_limit_ns: nanoseconds("rejoin_limit_s", self.rejoin_limit_s)?,
             policy: self.policy,
             prompt_pending_tokens_max: self.prompt_pending_tokens_max,
             kv_fill_max_permille: permille("kv_fill_max", self.kv_fill_max)?,
@@ -272,11 +319,11 @@ impl Options {
             ties: self.ties,
             requests_max: self.requests_max,
             admission: self.admission,
-            recovery_headroom_permille: permille("recovery_headroom", self.recovery_headroom)?,
+            recovery_headroom_permille: permille("recovery_headroom", headroom)?,
             priority_ageing_ns: nonzero(nanoseconds("priority_ageing_s", self.priority_ageing_s)?),
             attempts_max: self.attempts_max,
             retry_interval_ns: nanoseconds("retry_interval_s", self.retry_interval_s)?,
-            lease_ns: nonzero(nanoseconds("lease_s", self.lease_s)?),
+            lease_ns,
             seed: self.seed,
             ..ClusterConfig::default()
         };
@@ -285,6 +332,8 @@ impl Options {
                 "kv_fill_max_permille" => "kv_fill_max",
                 "recovery_headroom_permille" => "recovery_headroom",
                 "retry_interval_ns" => "retry_interval_s",
+                "rejoin_limit_ns" => "rejoin_limit_s",
+                "grace_ns" => "grace_s",
                 other => other,
             };
             OptionError::new(option, error.expected, error.got)

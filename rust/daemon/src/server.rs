@@ -10,10 +10,14 @@ use axum::Router;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
+use splitcore_wire::address::{Address, AddressError};
+use splitcore_wire::auth::Secret;
+use splitcore_wire::listen::Listener;
+use splitcore_wire::session::Settings;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{Semaphore, mpsc, watch};
 use tokio_rustls::TlsAcceptor;
 
 use crate::http::{self, App};
@@ -25,6 +29,8 @@ use crate::tls;
 const HEADER_BYTES_MAX: usize = 64 << 10;
 /// What is left to connections once the service has drained.
 const CLOSE_LIMIT: Duration = Duration::from_secs(2);
+/// What workers have said and the host has yet to take.
+const HEARD_MAX: usize = 1024;
 /// How often a draining service looks whether anything is left.
 const DRAIN_LOOK: Duration = Duration::from_millis(50);
 /// What connections beyond the bound are told.
@@ -82,6 +88,7 @@ pub struct Server {
     app: Arc<App>,
     listener: TcpListener,
     tls: Option<TlsAcceptor>,
+    workers: Option<(Listener, Settings)>,
 }
 
 /// Logs to standard error, one line each. The first caller of a process decides how much.
@@ -148,8 +155,15 @@ impl Server {
             tracing::warn!(%address, "whoever reaches this address can place: there is no secret_file");
         }
         check_files(options.connections_max);
+        let wire = secret.as_deref().map(Secret::new);
         let app = Arc::new(App::new(options, secret)?);
-        Ok(Self { app, listener, tls })
+        let workers = if app.options.model.is_some() { Some(bind_workers(&app, wire).await?) } else { None };
+        Ok(Self { app, listener, tls, workers })
+    }
+
+    /// Where workers connect, if it has any.
+    pub fn workers(&self) -> Option<&Address> {
+        self.workers.as_ref().map(|(listener, _)| listener.address())
     }
 
     /// Where it listens.
@@ -166,13 +180,17 @@ impl Server {
     }
 
     /// Answers until `stop` is done, then drains; `cut` ends that at once.
-    pub async fn serve(self, stop: impl Future<Output = ()>, cut: impl Future<Output = ()>) {
+    pub async fn serve(mut self, stop: impl Future<Output = ()>, cut: impl Future<Output = ()>) {
         let scheme = if self.tls.is_some() { "https" } else { "http" };
         if let Ok(address) = self.address() {
             tracing::info!("listening on {scheme}://{address}");
         }
         let (close, closing) = watch::channel(false);
         let app = Arc::clone(&self.app);
+        let workers = self.workers.take().map(|(listener, settings)| {
+            tracing::info!("workers connect to {}", listener.address());
+            tokio::spawn(hear_workers(Arc::clone(&app), listener, settings))
+        });
         let ticker = tokio::spawn({
             let app = Arc::clone(&app);
             async move { app.host.tick().await }
@@ -190,6 +208,9 @@ impl Server {
         // Each connection holds a receiver until it is gone.
         let gone = tokio::time::timeout(CLOSE_LIMIT, close.closed()).await.is_ok();
         ticker.abort();
+        if let Some(workers) = workers {
+            workers.abort();
+        }
         tracing::info!(connections_cut = !gone, "stopped");
     }
 
@@ -232,6 +253,29 @@ impl Server {
             });
         }
     }
+}
+
+/// Listens where workers connect.
+async fn bind_workers(app: &App, secret: Option<Secret>) -> Result<(Listener, Settings), ServeError> {
+    let options = &app.options;
+    let wrong = |error: AddressError| OptionError::new("workers", "host:port or unix:/path", error);
+    let address: Address = options.workers.parse().map_err(wrong)?;
+    let listen = |error| ServeError::Listen { address: options.workers.clone(), error };
+    let listener = Listener::bind(&address).await.map_err(listen)?;
+    let epoch = app.host.epoch().map_err(|fault| std::io::Error::other(fault.to_string()))?;
+    Ok((listener, Settings { secret, model: options.model_name(), epoch, ..Settings::default() }))
+}
+
+/// Hands on what workers say, until the host has stopped.
+async fn hear_workers(app: Arc<App>, listener: Listener, settings: Settings) {
+    let (sender, mut heard) = mpsc::channel(HEARD_MAX);
+    let serving = tokio::spawn(listener.serve(settings, sender));
+    while let Some(heard) = heard.recv().await {
+        if app.host.hear(heard).is_err() {
+            break;
+        }
+    }
+    serving.abort();
 }
 
 /// Waits until nothing lives, at most `drain_s`, or until `cut` is done.

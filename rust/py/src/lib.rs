@@ -14,11 +14,13 @@ mod hardware;
 mod machine;
 mod placement;
 mod plan;
+mod replay;
 mod serve;
 mod simulate;
 mod swarm;
 mod transfer;
 mod watched;
+mod worker;
 
 /// The compiled scheduler core. Import these names from `splitcore`.
 #[pyo3::pymodule]
@@ -50,6 +52,8 @@ mod _native {
         slo_set,
     };
     #[pymodule_export]
+    use crate::replay::replay;
+    #[pymodule_export]
     use crate::serve::serve;
     #[pymodule_export]
     use crate::simulate::{Report, profile_fit, simulate};
@@ -61,4 +65,6 @@ mod _native {
         TransferKey, TransferPlan, WriterStops, choose_backend, connect, cuda_devices, new_incarnation,
         plan_transfer, senders,
     };
+    #[pymodule_export]
+    use crate::worker::{Pass, Worker};
 }

@@ -129,6 +129,11 @@ impl Listener {
                 Ok(Self { inner: Inner::Tcp(listener), address })
             }
             Address::Unix(path) => {
+                // One that was killed has left its socket behind, and nobody answers there.
+                let answer = std::os::unix::net::UnixStream::connect(path);
+                if answer.is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused) {
+                    std::fs::remove_file(path)?;
+                }
                 let inner = Inner::Unix(UnixListener::bind(path)?);
                 Ok(Self { inner, address: address.clone() })
             }

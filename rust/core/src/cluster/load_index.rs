@@ -25,6 +25,7 @@ impl Key {
 
 /// The tree over one pool: leaves by machine index.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub(crate) struct LoadIndex {
     /// From the leaves to the root, each padded to whole groups of `FAN`.
     levels: Vec<Vec<u128>>,

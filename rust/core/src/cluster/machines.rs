@@ -25,6 +25,7 @@ pub enum MachineState {
 
 /// What one leg books on its machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub(crate) struct Booking {
     /// Prompt tokens until `PrefillDone`.
     pub(crate) prefill_tokens: u32,
@@ -40,6 +41,7 @@ pub(crate) struct Booking {
 
 /// A leg given up: what it booked, and the number of the `Abort` that its machine answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub(crate) struct Closing {
     pub(crate) booking: Booking,
     pub(crate) seq: AssignmentSeq,
@@ -48,6 +50,7 @@ pub(crate) struct Closing {
 /// A machine as the Cluster books it. What every placement touches comes first and fills one cache line: with
 /// thousands of machines, each further line is a miss more for every booking.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[repr(C, align(64))]
 pub(crate) struct MachineEntry {
     /// Prompt tokens not yet prefilled, and one for each request that decodes here.

@@ -98,6 +98,7 @@ pub struct MachineLoad {
 
 /// The cluster-level scheduler. `Clone` is a snapshot: the copy, given the same events, answers the same actions.
 #[derive(Debug, Clone)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Cluster {
     config: ClusterConfig,
     now: Time,

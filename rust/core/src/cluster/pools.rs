@@ -24,6 +24,7 @@ const SCALE: u64 = 1 << 16;
 
 /// Membership, and two load indexes a pool: one a side.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub(crate) struct Pools {
     ties: Ties,
     members: [Vec<u32>; 3],
@@ -36,6 +37,7 @@ pub(crate) struct Pools {
 
 /// KV tokens and capacity of all members together, and what each has in it.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 struct KvTotal {
     tokens: u64,
     capacity_tokens: u64,

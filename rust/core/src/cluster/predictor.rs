@@ -26,6 +26,7 @@ type Line = BTreeMap<(Order, u32), Time>;
 
 /// What the Cluster knows for predictions. Empty where none are made, the cost tables apart.
 #[derive(Debug, Clone, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub(super) struct Predictor {
     slos: BTreeMap<u32, Slo>,
     /// Each distinct table once, and how many machines have it.

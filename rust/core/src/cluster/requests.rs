@@ -9,6 +9,7 @@ use crate::time::Time;
 
 /// A leg as the Cluster watches it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub(crate) struct WatchedLeg {
     /// Where it runs; `None` while its place is to be found.
     pub(crate) machine: Option<MachineId>,
@@ -41,6 +42,7 @@ impl WatchedLeg {
 
 /// What a lost machine has cost a request; set and cleared within one event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub(crate) enum Loss {
     /// Nothing.
     #[default]
@@ -58,6 +60,7 @@ pub(crate) type Keeper = (LegKey, MachineId);
 
 /// A live request.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub(crate) struct Request {
     pub(crate) arrival: Arrival,
     pub(crate) order: Order,
@@ -150,9 +153,11 @@ impl Request {
 
 /// The table.
 #[derive(Debug, Clone, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub(crate) struct Requests {
     slots: Vec<Option<Request>>,
     vacant: Vec<u32>,
+    #[cfg_attr(feature = "serde", serde(with = "crate::id::id_map"))]
     by_id: IdMap<RequestId, u32>,
 }
 

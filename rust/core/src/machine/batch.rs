@@ -24,6 +24,7 @@ use crate::placement::Mode;
 
 /// A decoding leg. The list is dense and in arrival order, since every pass walks it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub(crate) struct Decode {
     pub(crate) order: Order,
     pub(crate) slot: u32,

@@ -10,6 +10,7 @@ use crate::time::Time;
 /// A leg as its machine knows it.
 #[allow(clippy::struct_excessive_bools, reason = "independent facts, each set by another event")]
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub(crate) struct Leg {
     pub(crate) key: LegKey,
     pub(crate) order: Order,
@@ -98,9 +99,11 @@ impl Leg {
 
 /// The slab.
 #[derive(Debug, Clone, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub(crate) struct Legs {
     slots: Vec<Leg>,
     vacant: Vec<u32>,
+    #[cfg_attr(feature = "serde", serde(with = "crate::id::id_map"))]
     by_key: IdMap<LegKey, u32>,
 }
 

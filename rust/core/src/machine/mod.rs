@@ -57,6 +57,7 @@ pub struct MachineCounters {
 
 /// A leg in the prompt queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 struct Queued {
     order: Order,
     slot: u32,
@@ -64,6 +65,7 @@ struct Queued {
 
 /// The machine-level scheduler. `Clone` is a snapshot: the copy, given the same events, answers the same actions.
 #[derive(Debug, Clone)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Machine {
     id: MachineId,
     config: MachineConfig,
@@ -85,6 +87,7 @@ pub struct Machine {
     /// The decodes of the next pass are not those of the last.
     decodes_changed: bool,
     /// The newest pass in flight, or the last one.
+    #[cfg_attr(feature = "serde", serde(with = "plan::whole"))]
     plan: BatchPlan,
     pipeline: Pipeline,
     /// KV tokens held or promised; what reports say.

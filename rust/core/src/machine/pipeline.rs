@@ -20,10 +20,13 @@ pub(super) fn mark(pass: u64) -> u8 {
 
 /// What is in flight: the plans of all passes but the newest, which is [`Machine::plan`].
 #[derive(Debug, Clone, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub(super) struct Pipeline {
     /// Oldest first.
+    #[cfg_attr(feature = "serde", serde(with = "super::plan::whole::all"))]
     older: VecDeque<BatchPlan>,
-    /// Plans to write anew.
+    /// Plans to write anew: room, and no state.
+    #[cfg_attr(feature = "serde", serde(skip))]
     spare: Vec<BatchPlan>,
     /// Passes in flight, the newest among them.
     in_flight: u32,

@@ -15,6 +15,7 @@ pub struct Prefill {
     pub tokens: u32,
     /// Whether the pass samples an output token for it.
     pub samples: bool,
+    /// No business of an engine's: see [`whole`].
     #[cfg_attr(feature = "serde", serde(skip))]
     pub(super) slot: u32,
 }
@@ -53,5 +54,57 @@ impl BatchPlan {
         self.prompt_tokens = 0;
         self.context_tokens = 0;
         self.context_tokens_max = 0;
+    }
+}
+
+/// Plans in a snapshot of their machine, which needs the slots as well.
+#[cfg(feature = "serde")]
+pub(super) mod whole {
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    use super::BatchPlan;
+
+    pub(in crate::machine) fn serialize<S: Serializer>(
+        plan: &BatchPlan,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        (plan, slots(plan)).serialize(serializer)
+    }
+
+    pub(in crate::machine) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<BatchPlan, D::Error> {
+        Deserialize::deserialize(deserializer).map(join)
+    }
+
+    fn slots(plan: &BatchPlan) -> Vec<u32> {
+        plan.prefills.iter().map(|prefill| prefill.slot).collect()
+    }
+
+    fn join((mut plan, slots): (BatchPlan, Vec<u32>)) -> BatchPlan {
+        for (prefill, slot) in plan.prefills.iter_mut().zip(slots) {
+            prefill.slot = slot;
+        }
+        plan
+    }
+
+    /// Several of them.
+    pub(in crate::machine) mod all {
+        use std::collections::VecDeque;
+
+        use super::{BatchPlan, Deserialize, Deserializer, Serializer, join, slots};
+
+        pub(in crate::machine) fn serialize<S: Serializer>(
+            plans: &VecDeque<BatchPlan>,
+            serializer: S,
+        ) -> Result<S::Ok, S::Error> {
+            serializer.collect_seq(plans.iter().map(|plan| (plan, slots(plan))))
+        }
+
+        pub(in crate::machine) fn deserialize<'de, D: Deserializer<'de>>(
+            deserializer: D,
+        ) -> Result<VecDeque<BatchPlan>, D::Error> {
+            Ok(Vec::deserialize(deserializer)?.into_iter().map(join).collect())
+        }
     }
 }

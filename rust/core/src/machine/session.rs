@@ -14,6 +14,7 @@ use crate::leg::{Compute, Inbound, Notice, Peer, Work};
 
 /// A request without a leg here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub(super) struct Kept {
     key: LegKey,
     order: Order,

@@ -8,7 +8,7 @@ use splitcore_core::cost::CostTable;
 use splitcore_core::event::Role;
 
 /// A machine as its users know it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Machine {
     /// Its name.
     pub name: String,
@@ -85,16 +85,13 @@ impl Directory {
         self.by_index.len()
     }
 
-    /// Names the machine at an index: the next free one, or one whose machine is replaced.
+    /// Names the machine at an index. Workers of an earlier service keep their places, so some may be empty.
     pub(crate) fn set(&mut self, index: u32, machine: Machine) {
-        let name = machine.name.clone();
-        let entry = Entry { machine: Arc::new(machine), foreign_kv_tokens: 0 };
-        if let Some(old) = self.by_index.get_mut(index as usize) {
-            *old = entry;
-        } else {
-            self.index_of.insert(name, index);
-            self.by_index.push(entry);
+        while self.by_index.len() <= index as usize {
+            self.by_index.push(Entry { machine: Arc::default(), foreign_kv_tokens: 0 });
         }
+        self.index_of.insert(machine.name.clone(), index);
+        self.by_index[index as usize] = Entry { machine: Arc::new(machine), foreign_kv_tokens: 0 };
     }
 
     pub(crate) fn foreign_kv_tokens(&self, index: u32) -> u64 {

@@ -2,9 +2,13 @@
 
 use std::sync::Arc;
 
+use splitcore_core::event::{Arrival, ClusterEvent};
+use splitcore_core::id::RequestId;
+use splitcore_core::time::Time;
 use splitcore_wire::message::Sampling;
 
-use super::{Fault, Host};
+use super::managed::Entry;
+use super::{Ask, Fault, Host, State};
 
 /// One choice of a client's request.
 #[derive(Debug, Clone, PartialEq)]
@@ -57,10 +61,13 @@ pub enum Said {
 }
 
 /// The output of one choice. Dropped before its end, it cancels the choice, unless another of the same choice lives.
-#[derive(Debug)]
 pub struct Output {
     /// What was asked for.
     pub ask: Arc<Generate>,
+    host: Arc<Host>,
+    request: u64,
+    /// Tokens that have been given by this output.
+    given: usize,
 }
 
 impl Host {
@@ -69,8 +76,10 @@ impl Host {
     /// # Errors
     /// Turned away, or the name is a live request's.
     pub fn generate(self: &Arc<Self>, asks: Vec<Generate>) -> Result<Vec<Output>, Fault> {
-        let _ = asks;
-        Err(Fault::Stopped)
+        let asks: Vec<Arc<Generate>> = asks.into_iter().map(Arc::new).collect();
+        let requests = self.with(|state| state.generate(&asks))?;
+        let output = |(ask, request)| self.output(ask, request);
+        Ok(asks.into_iter().zip(requests).map(output).collect())
     }
 
     /// The choices of a request that is live or has ended lately.
@@ -78,8 +87,76 @@ impl Host {
     /// # Errors
     /// No request has this name.
     pub fn attach(self: &Arc<Self>, name: &str) -> Result<Vec<Output>, Fault> {
-        let _ = name;
-        Err(Fault::Stopped)
+        let found = self.with(|state| {
+            let unknown = || Fault::UnknownName(name.to_owned());
+            let book = &mut state.managed.as_mut().ok_or_else(unknown)?.book;
+            let requests = book.named(name);
+            if requests.is_empty() {
+                return Err(unknown());
+            }
+            for &request in &requests {
+                book.attach(request);
+            }
+            let ask = |&request: &u64| book.get(request).map(|entry| (Arc::clone(&entry.ask), request));
+            Ok(requests.iter().filter_map(ask).collect::<Vec<_>>())
+        })?;
+        Ok(found.into_iter().map(|(ask, request)| self.output(ask, request)).collect())
+    }
+
+    fn output(self: &Arc<Self>, ask: Arc<Generate>, request: u64) -> Output {
+        Output { ask, host: Arc::clone(self), request, given: 0 }
+    }
+}
+
+impl State {
+    fn generate(&mut self, asks: &[Arc<Generate>]) -> Result<Vec<u64>, Fault> {
+        let now = self.begin()?;
+        let mut requests = Vec::with_capacity(asks.len());
+        for ask in asks {
+            match self.begin_choice(now, ask, requests.is_empty()) {
+                Ok(request) => requests.push(request),
+                Err(fault) => {
+                    for request in requests {
+                        self.withdraw(now, request)?;
+                    }
+                    return Err(fault);
+                }
+            }
+        }
+        Ok(requests)
+    }
+
+    fn begin_choice(&mut self, now: Time, ask: &Arc<Generate>, is_first: bool) -> Result<u64, Fault> {
+        let request = self.new_id();
+        let book = &mut self.managed.as_mut().ok_or(Fault::NoWorkers)?.book;
+        if is_first {
+            if book.is_live(&ask.name) {
+                return Err(Fault::DuplicateName(ask.name.clone()));
+            }
+            book.forget_named(&ask.name);
+        }
+        book.begin(request, Arc::clone(ask), now);
+        let arrival = Arrival {
+            class: ask.class,
+            priority: ask.priority,
+            ..Arrival::new(request, ask.prompt.len() as u32, ask.max_new_tokens)
+        };
+        let mut placing = Ask { request: Some(request), arrival, pin_token: None, dry_run: false };
+        let placed = self.place(now, &mut placing);
+        if let (Err(_), Some(managed)) = (&placed, &mut self.managed) {
+            managed.book.forget(request);
+        }
+        placed.map(|_| request)
+    }
+
+    /// A choice whose fellows have been turned away.
+    fn withdraw(&mut self, now: Time, request: u64) -> Result<(), Fault> {
+        let _ = self.handle(now, &ClusterEvent::Cancel { request: RequestId(request) })?;
+        self.keep(None);
+        if let Some(managed) = &mut self.managed {
+            managed.book.forget(request);
+        }
+        Ok(())
     }
 }
 
@@ -89,11 +166,64 @@ impl Output {
     /// # Errors
     /// It has ended before.
     pub async fn acknowledged(&mut self) -> Result<(), Ending> {
-        Err(Ending::Failed("stopped"))
+        self.wait(|entry| match entry.ending {
+            _ if entry.acknowledged => Some(Ok(())),
+            Some(Ending::Finished) => Some(Ok(())),
+            Some(ending) => Some(Err(ending)),
+            None => None,
+        })
+        .await
+        .unwrap_or(Err(Ending::Failed("stopped")))
     }
 
-    /// What comes next.
+    /// What comes next. After the end it is the end again.
     pub async fn next(&mut self) -> Said {
-        Said::Ended(Ending::Failed("stopped"))
+        let given = self.given;
+        let said = self
+            .wait(|entry| {
+                let new = &entry.tokens[given.min(entry.tokens.len())..];
+                if !new.is_empty() {
+                    return Some(Said::Tokens { from: given as u32, ids: new.to_vec() });
+                }
+                entry.ending.map(Said::Ended)
+            })
+            .await
+            .unwrap_or(Said::Ended(Ending::Failed("stopped")));
+        if let Said::Tokens { ids, .. } = &said {
+            self.given += ids.len();
+        }
+        said
+    }
+
+    /// Waits until there is something to be found. `None`: the host has stopped.
+    async fn wait<T>(&self, find: impl Fn(&Entry) -> Option<T>) -> Option<T> {
+        loop {
+            let looked = self.host.with(|state| {
+                let entry = state.managed.as_ref().and_then(|managed| managed.book.get(self.request));
+                let entry = entry.ok_or(Fault::Stopped)?;
+                Ok(match find(entry) {
+                    Some(found) => Ok(found),
+                    // Made inside the lock: whatever comes from here on wakes it.
+                    None => Err(Arc::clone(&entry.news).notified_owned()),
+                })
+            });
+            match looked.ok()? {
+                Ok(found) => return Some(found),
+                Err(news) => news.await,
+            }
+        }
+    }
+}
+
+impl Drop for Output {
+    fn drop(&mut self) {
+        let request = self.request;
+        let _ = self.host.with(|state| {
+            let now = state.begin()?;
+            if let Some(managed) = &mut state.managed {
+                managed.book.detach(request, now);
+            }
+            Ok(())
+        });
     }
 }

@@ -4,18 +4,21 @@ mod directory;
 mod facts;
 mod generate;
 mod log;
+mod managed;
 mod views;
 
 use std::collections::{HashMap, VecDeque};
+use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use splitcore_core::cluster::Cluster;
 use splitcore_core::config::ClusterConfig;
 use splitcore_core::error::{Applied, EventError, Rejection};
 use splitcore_core::event::{Arrival, ClusterAction, ClusterEvent, Outcome};
-use splitcore_core::id::{MachineId, RequestId};
+use splitcore_core::id::{Epoch, MachineId, RequestId};
 use splitcore_core::placement::Placement;
 use splitcore_core::time::Time;
+use splitcore_record::Recorder;
 use tokio::sync::{Notify, watch};
 
 pub use directory::{Machine, MachineSpec};
@@ -26,8 +29,11 @@ pub use views::{Decision, DecisionView, Overview, PoolView, RowView, Totals};
 
 use crate::clock::Clock;
 use crate::options::{OptionError, Options};
+pub use managed::{BlocksView, HandoffView, Stage, life};
+
 use directory::Directory;
 use log::Log;
+use managed::Managed;
 
 /// Decisions kept for the page.
 const DECISIONS_KEPT: usize = 32;
@@ -74,6 +80,12 @@ pub enum Fault {
     /// No request that is live or has ended lately has this name.
     #[error("there is no request '{0}'")]
     UnknownName(String),
+    /// It places for others.
+    #[error("this service has no workers of its own")]
+    NoWorkers,
+    /// It does not place for others.
+    #[error("this service has workers of its own, and places for them alone")]
+    OwnWorkers,
     /// An id occurs twice in one call.
     #[error("request {0} occurs twice in this call")]
     Twice(u64),
@@ -109,6 +121,10 @@ pub(crate) struct State {
     log: Log,
     totals: Totals,
     next_id: u64,
+    /// With workers of its own.
+    managed: Option<Managed>,
+    /// Every event and what came of it, if that is wanted.
+    recorder: Option<Recorder<Cluster>>,
     /// When the ticker wakes up.
     armed: Time,
     /// Of the last event; kept for its allocation.
@@ -135,6 +151,7 @@ impl Host {
         let core = Cluster::new(config)
             .map_err(|error| OptionError::new(error.option, error.expected, error.got))?;
         let clock = Clock::start();
+        let recorder = options.event_log.as_deref().map(|folder| record(folder, &core)).transpose()?;
         let state = State {
             core,
             clock,
@@ -144,6 +161,8 @@ impl Host {
             log: Log::new(options.events_max),
             totals: Totals::default(),
             next_id: first_id(),
+            managed: options.model.is_some().then(|| Managed::new((options.reattach_s * 1e9) as u64)),
+            recorder,
             armed: Time::MAX,
             actions: Vec::new(),
         };
@@ -161,8 +180,9 @@ impl Host {
         let mut state = self.state.lock().map_err(|_| Fault::Stopped)?;
         let before = state.log.next();
         let done = call(&mut state);
+        state.settle(self.clock.now())?;
         let next = state.log.next();
-        let due = state.core.next_deadline().unwrap_or(Time::MAX);
+        let due = state.next_deadline();
         let sooner = due < state.armed;
         if sooner {
             state.armed = due;
@@ -182,7 +202,8 @@ impl Host {
         loop {
             let due = self.with(|state| {
                 state.begin()?;
-                state.armed = state.core.next_deadline().unwrap_or(Time::MAX);
+                state.settle(self.clock.now())?;
+                state.armed = state.next_deadline();
                 Ok(state.armed)
             });
             let Ok(due) = due else { return };
@@ -194,6 +215,14 @@ impl Host {
                 let _ = tokio::time::timeout_at(until, self.ticker.notified()).await;
             }
         }
+    }
+
+    /// Which Cluster speaks.
+    ///
+    /// # Errors
+    /// [`Fault::Stopped`].
+    pub fn epoch(&self) -> Result<Epoch, Fault> {
+        self.with(|state| Ok(state.core.epoch()))
     }
 
     /// Whether a bug has stopped it.
@@ -274,6 +303,16 @@ pub struct Ask {
     pub dry_run: bool,
 }
 
+/// Begins the log of a Cluster.
+fn record(folder: &Path, core: &Cluster) -> Result<Recorder<Cluster>, OptionError> {
+    let options = splitcore_record::Options {
+        on_end: Box::new(|ended| tracing::error!(%ended, "the event log ends; the service goes on")),
+        ..splitcore_record::Options::default()
+    };
+    Recorder::create(folder, "cluster", core, options)
+        .map_err(|error| OptionError::new("event_log", "a folder that can be written", error))
+}
+
 /// Ids that the service gives start at the time of day, so that a new service does not give those of the last.
 /// They stay below 2^53, which every JSON reader can hold.
 fn first_id() -> u64 {
@@ -292,10 +331,19 @@ impl State {
         Ok(now)
     }
 
+    fn next_deadline(&self) -> Time {
+        let closes_at = self.managed.as_ref().and_then(|managed| managed.book.next_deadline());
+        self.core.next_deadline().into_iter().chain(closes_at).min().unwrap_or(Time::MAX)
+    }
+
     /// Applies one event; what it wants done is in `actions`.
     fn handle(&mut self, now: Time, event: &ClusterEvent) -> Result<Applied, EventError> {
         self.actions.clear();
-        self.core.handle(now, event, &mut self.actions)
+        let result = self.core.handle(now, event, &mut self.actions);
+        if let Some(recorder) = &mut self.recorder {
+            recorder.record(now, event, &result, &self.actions, &self.core);
+        }
+        result
     }
 
     fn new_id(&mut self) -> u64 {
@@ -342,6 +390,9 @@ impl State {
                 ClusterAction::Placed(placement) => {
                     self.live.insert(placement.request.0, Some(placement));
                     self.decided(&placement);
+                    if let Some(managed) = &mut self.managed {
+                        managed.placed(&placement, self.core.now());
+                    }
                     if told != Some(placement.request.0) {
                         self.log.push(Kind::Placed(Box::new(self.named(placement))));
                     }
@@ -366,14 +417,23 @@ impl State {
                         self.log.push(Kind::Drained { machine: machine.name.clone() });
                     }
                 }
-                // Only at the managed level.
-                ClusterAction::Command { .. } | ClusterAction::Registered { .. } => {}
+                ClusterAction::Command { to, seq, command } => {
+                    if let Some(managed) = &self.managed {
+                        managed.command(to, seq, command);
+                    }
+                }
+                ClusterAction::Registered { to, .. } => {
+                    if let Some(managed) = &self.managed {
+                        managed.registered(to);
+                    }
+                }
             }
         }
     }
 
     fn ended(&mut self, request: u64, outcome: Outcome) {
         self.live.remove(&request);
+        self.ended_managed(request, outcome, self.core.now());
         let kind = match outcome {
             // Whoever said so knows.
             Outcome::Finished | Outcome::Cancelled => return,

@@ -6,6 +6,7 @@ use splitcore_core::error::Rejection;
 use splitcore_core::event::Role;
 use splitcore_core::placement::{Mode, Placement, Step};
 
+use super::managed::{BlocksView, HandoffView};
 use super::{DECISIONS_KEPT, Fault, Host, REJECTIONS, State};
 
 /// What is counted beside the core's counters.
@@ -41,6 +42,9 @@ pub struct DecisionView {
     /// How long ago.
     age_ms: u64,
     request_id: u64,
+    /// What the client calls it; of services with workers of their own.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    name: Option<String>,
     attempt: Option<u32>,
     prompt: Option<String>,
     token: Option<String>,
@@ -74,6 +78,9 @@ pub struct RowView {
     pub kv_tokens: u64,
     /// KV tokens it can hold.
     pub kv_capacity_tokens: u64,
+    /// Its blocks; of workers of this service only.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub blocks: Option<BlocksView>,
 }
 
 /// Mean, largest and spread of one number over the machines of a pool.
@@ -125,6 +132,9 @@ pub struct Overview {
     pub machines: Vec<RowView>,
     /// The last decisions, newest first.
     pub decisions: Vec<DecisionView>,
+    /// The last handoffs, newest first; of services with workers of their own.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub handoffs: Option<Vec<HandoffView>>,
     /// What the core has counted.
     pub counters: ClusterCounters,
     /// What else is counted.
@@ -173,6 +183,28 @@ impl Host {
         })
     }
 
+    /// KV tokens of the largest machine that takes work; 0 without any.
+    ///
+    /// # Errors
+    /// [`Fault::Stopped`].
+    pub fn kv_capacity_tokens_max(&self) -> Result<u64, Fault> {
+        self.with(|state| {
+            let up = state.loads().filter(|load| load.state == MachineState::Up);
+            Ok(up.map(|load| load.kv_capacity_tokens).max().unwrap_or(0))
+        })
+    }
+
+    /// Whether it waits for the workers of an earlier service, and places nothing new.
+    ///
+    /// # Errors
+    /// [`Fault::Stopped`].
+    pub fn is_recovering(&self) -> Result<bool, Fault> {
+        self.with(|state| {
+            state.begin()?;
+            Ok(state.core.is_recovering())
+        })
+    }
+
     /// Recounts everything and compares with the books: `Some` is a bug.
     ///
     /// # Errors
@@ -206,6 +238,7 @@ impl State {
                 prompt_pending_tokens: load.prompt_pending_tokens,
                 kv_tokens: load.kv_tokens,
                 kv_capacity_tokens: load.kv_capacity_tokens,
+                blocks: self.managed.as_ref().and_then(|of| of.watch.blocks(load.machine.index)),
             })
         })
     }
@@ -231,6 +264,10 @@ impl State {
             parked: self.core.parked_requests(),
             pools: pools.to_vec(),
             decisions: self.recent.iter().rev().map(|decision| self.shown(decision, now_ns)).collect(),
+            handoffs: self.managed.as_ref().map(|managed| {
+                let name = |index| self.machines.at(index).map_or_else(String::new, |it| it.name.clone());
+                managed.watch.shown(name)
+            }),
             counters: self.core.counters(),
             totals: self.totals,
             machines,
@@ -244,6 +281,7 @@ impl State {
         DecisionView {
             age_ms: now_ns.saturating_sub(decision.at_ns) / 1_000_000,
             request_id: decision.request,
+            name: self.managed.as_ref().and_then(|of| Some(of.book.get(decision.request)?.ask.name.clone())),
             attempt: placed.as_ref().map(|placed| placed.placement.attempt.0),
             prompt: name(placed.as_ref().and_then(|placed| placed.prompt.as_ref())),
             token: name(placed.as_ref().and_then(|placed| placed.token.as_ref())),
@@ -258,6 +296,24 @@ impl State {
     }
 
     pub(super) fn decided(&mut self, placement: &Placement) {
+        let why = placement.why;
+        let name = |machine: Option<splitcore_core::id::MachineId>| {
+            machine.and_then(|machine| self.machines.at(machine.index)).map(|machine| machine.name.as_str())
+        };
+        let runner_up = why.runner_up.and_then(|(index, _)| self.machines.at(index));
+        tracing::debug!(
+            request = placement.request.0,
+            attempt = placement.attempt.0,
+            prompt = name(placement.prompt()),
+            token = name(placement.token()),
+            transfer = ?placement.transfer(),
+            prompt_step = ?why.prompt_step,
+            token_step = ?why.token_step,
+            prompt_load = why.prompt_load,
+            token_load = why.token_load,
+            runner_up = runner_up.map(|machine| machine.name.as_str()),
+            "placed"
+        );
         self.remember(placement.request.0, Ok(*placement));
     }
 

@@ -146,9 +146,12 @@ impl From<Fault> for ApiError {
                 param: Some("name".to_owned()),
                 ..Self::new(StatusCode::CONFLICT, "duplicate_machine", message)
             },
+            Fault::NoWorkers => Self::new(StatusCode::CONFLICT, "no_workers", message),
+            Fault::OwnWorkers => Self::new(StatusCode::CONFLICT, "own_workers", message),
             Fault::DuplicateName(_) => Self::new(StatusCode::CONFLICT, "duplicate_request", message),
-            Fault::UnknownName(_) => Self::new(StatusCode::NOT_FOUND, "unknown_request", message),
-            Fault::UnknownRequest(_) => Self::new(StatusCode::NOT_FOUND, "unknown_request", message),
+            Fault::UnknownName(_) | Fault::UnknownRequest(_) => {
+                Self::new(StatusCode::NOT_FOUND, "unknown_request", message)
+            }
             Fault::Twice(_) => Self {
                 param: Some("request_id".to_owned()),
                 ..Self::new(StatusCode::CONFLICT, "duplicate_request", message)

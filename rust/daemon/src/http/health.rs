@@ -35,6 +35,8 @@ pub(super) async fn healthz(State(app): State<Arc<App>>) -> Response {
 pub(super) async fn readyz(State(app): State<Arc<App>>) -> Answer {
     let (status, word) = if app.is_draining() {
         (StatusCode::SERVICE_UNAVAILABLE, "shutting_down")
+    } else if app.host.is_recovering()? {
+        (StatusCode::SERVICE_UNAVAILABLE, "recovering")
     } else if app.host.is_usable()? {
         (StatusCode::OK, "ready")
     } else {

@@ -186,8 +186,8 @@ impl World {
 
     /// A machine that is new joins. It may have died since, and another may have followed it.
     pub(super) fn join(&mut self, host: usize, join: Join) {
-        let (event, mut actions) = (ClusterEvent::Join(join), Vec::new());
-        let result = self.hosts[host].cluster.handle(Time::from_ns(self.now), &event, &mut actions);
+        let event = ClusterEvent::Join(join);
+        let (result, actions) = self.handle(host, &event);
         match result {
             Ok(_) => self.cluster_acts(host, &event, actions),
             Err(EventError::MachineTaken(id)) if self.machine(id).is_none() => {
@@ -207,10 +207,9 @@ impl World {
         intact: bool,
     ) {
         let id = registration.join.machine;
-        let cluster = &mut self.hosts[host].cluster;
-        let (recovering, mut actions) = (cluster.is_recovering(), Vec::new());
+        let recovering = self.hosts[host].cluster.is_recovering();
         let event = ClusterEvent::Register(registration);
-        let result = cluster.handle(Time::from_ns(self.now), &event, &mut actions);
+        let (result, actions) = self.handle(host, &event);
         let ClusterEvent::Register(registration) = &event else { return };
         if let Err(error) = result {
             let epoch = self.hosts[host].cluster.epoch();

@@ -14,18 +14,19 @@ mod invariants;
 mod links;
 mod record;
 mod rest;
+mod telling;
 mod transport;
 
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt::Write;
+use std::rc::Rc;
 
-use splitcore_core::cluster::Cluster;
 use splitcore_core::event::{ClusterEvent, Join, MachineEvent};
 use splitcore_core::id::{LegKey, MachineId};
 use splitcore_core::kv::BlockId;
 use splitcore_core::leg::LegState;
 use splitcore_core::machine::Machine;
-use splitcore_core::time::Time;
 
 use crate::faults::FaultKind;
 use crate::rng::Rng;
@@ -35,7 +36,7 @@ use engine::Context;
 use hosts::Host;
 use links::Message;
 use record::Digest;
-pub use record::{Counters, Line, Outcomes, Tail};
+pub use record::{Counters, Line, Outcomes, Tail, Watch};
 use transport::Transfer;
 
 /// Who talks: a Cluster (the first, its successor, ...), or a machine.
@@ -151,6 +152,7 @@ pub struct World {
     since_end: u64,
     digest: Digest,
     tail: Option<(Tail, usize)>,
+    watch: Option<Rc<RefCell<dyn Watch>>>,
     record: bool,
     out: Outcomes,
 }
@@ -182,6 +184,7 @@ impl World {
             since_end: 0,
             digest: Digest::default(),
             tail: None,
+            watch: None,
             record: false,
             out: Outcomes::default(),
             setup,
@@ -215,6 +218,13 @@ impl World {
     #[must_use]
     pub fn with_tail(mut self, tail: Tail, lines: usize) -> Self {
         self.tail = Some((tail, lines));
+        self
+    }
+
+    /// Shows every event to `watch`.
+    #[must_use]
+    pub fn watched(mut self, watch: Rc<RefCell<dyn Watch>>) -> Self {
+        self.watch = Some(watch);
         self
     }
 
@@ -420,30 +430,6 @@ impl World {
             speed_weight: setup.weight,
             link: setup.link,
             costs: setup.costs.clone(),
-        }
-    }
-
-    fn tell_cluster(&mut self, host: usize, event: &ClusterEvent) {
-        let mut actions = Vec::new();
-        let cluster: &mut Cluster = &mut self.hosts[host].cluster;
-        let result = cluster.handle(Time::from_ns(self.now), event, &mut actions);
-        assert!(result.is_ok(), "cluster {host} at {}: {event:?}: {result:?}", self.now);
-        self.cluster_acts(host, event, actions);
-    }
-
-    fn tell_machine(&mut self, id: MachineId, event: &MachineEvent) {
-        let now = Time::from_ns(self.now);
-        let Some(machine) = self.place(id).and_then(|place| place.machine.as_mut()) else { return };
-        let mut actions = Vec::new();
-        let result = machine.handle(now, event, &mut actions);
-        assert!(result.is_ok(), "machine {id:?} at {now:?}: {event:?}: {result:?}");
-        self.check_answer(id, event, &actions);
-        self.touched.push(Node::Machine(id));
-        for action in &actions {
-            self.log(Node::Machine(id), action);
-        }
-        for action in actions {
-            self.machine_acts(id, action);
         }
     }
 

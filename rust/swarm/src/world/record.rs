@@ -5,7 +5,11 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::rc::Rc;
 
+use splitcore_core::cluster::Cluster;
+use splitcore_core::event::{ClusterEvent, MachineEvent};
 use splitcore_core::leg::LegState;
+use splitcore_core::machine::Machine;
+use splitcore_core::time::Time;
 
 use super::Node;
 use crate::failures::Failure;
@@ -15,6 +19,15 @@ pub type Line = (u64, Node, String);
 
 /// The last events of a run, as text.
 pub type Tail = Rc<RefCell<VecDeque<String>>>;
+
+/// Sees what each of a world's state machines is told, just before it handles it.
+pub trait Watch {
+    /// An event for the Cluster of this number, and what it is so far.
+    fn cluster(&mut self, number: usize, cluster: &Cluster, now: Time, event: &ClusterEvent);
+
+    /// An event for a machine, and what it is so far.
+    fn machine(&mut self, machine: &Machine, now: Time, event: &MachineEvent);
+}
 
 /// What a run has counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -1,0 +1,194 @@
+//! The part of a host that has workers of its own: their sessions, and the requests whose tokens they give.
+
+mod book;
+mod sessions;
+mod trace;
+mod watch;
+
+use std::collections::HashMap;
+use std::time::{Duration, SystemTime};
+
+use splitcore_core::event::{ClusterEvent, Outcome};
+use splitcore_core::id::{AssignmentSeq, Epoch, LegKey, MachineId, RequestId};
+use splitcore_core::leg::{Command, Notice};
+use splitcore_core::placement::Placement;
+use splitcore_core::time::Time;
+use splitcore_wire::listen::{ConnectionId, Handle};
+use splitcore_wire::message::{Assigned, Tokens};
+use splitcore_wire::roster::Roster;
+
+use super::generate::Ending;
+use super::{Fault, State};
+
+pub(super) use book::{Book, Entry};
+use watch::Watch;
+pub use watch::{BlocksView, HandoffView, Stage};
+
+/// Sessions, and requests by their tokens.
+#[derive(Debug)]
+pub(super) struct Managed {
+    pub(super) book: Book,
+    pub(super) watch: Watch,
+    roster: Roster,
+    let_in: HashMap<ConnectionId, (MachineId, Handle)>,
+    sessions: HashMap<MachineId, (ConnectionId, Handle)>,
+}
+
+/// The epoch, or an incarnation, of a process that starts now: tenths of a second since 2026, which is more than those
+/// of all before it.
+pub fn life() -> Epoch {
+    let since = SystemTime::UNIX_EPOCH + Duration::from_secs(1_767_225_600);
+    let tenths = SystemTime::now().duration_since(since).map_or(1, |since| since.as_millis() / 100);
+    Epoch(u32::try_from(tenths).unwrap_or(u32::MAX).max(1))
+}
+
+impl Managed {
+    pub(super) fn new(reattach_ns: u64) -> Self {
+        Self {
+            book: Book::new(reattach_ns),
+            watch: Watch::default(),
+            roster: Roster::default(),
+            let_in: HashMap::new(),
+            sessions: HashMap::new(),
+        }
+    }
+
+    /// Sends a command, with what its machine must know besides.
+    pub(super) fn command(&self, to: MachineId, seq: AssignmentSeq, command: Command) {
+        let Some((_, handle)) = self.sessions.get(&to) else { return };
+        let mut assigned = Assigned { seq, command, descriptor: None, peer: None };
+        if let Some(work) = assigned.work().copied() {
+            let request = assigned.key().request;
+            assigned.descriptor = self.book.get(request.0).and_then(|entry| entry.descriptor(&work));
+            if assigned.descriptor.is_none() {
+                tracing::error!(request = request.0, "no tokens for a command");
+                handle.close("the daemon does not know the tokens of a request");
+                return;
+            }
+        }
+        assigned.peer = assigned.other().map(|other| self.roster.address(other));
+        handle.command(assigned);
+    }
+
+    /// A request has machines.
+    pub(super) fn placed(&mut self, placement: &Placement, now: Time) {
+        let request = placement.request.0;
+        let prompt_tokens = self.book.get(request).map_or(0, |entry| entry.ask.prompt.len() as u32);
+        self.watch.placed(placement, prompt_tokens, now);
+        self.book.placed(request, now);
+    }
+
+    /// The Cluster has taken a registration.
+    pub(super) fn registered(&self, to: MachineId) {
+        if let Some((_, handle)) = self.sessions.get(&to) {
+            handle.registered();
+        }
+    }
+}
+
+impl State {
+    /// A notice of a worker, for the Cluster. The end of a request waits until its client has it: a daemon that dies
+    /// before that leaves the tokens with the worker.
+    pub(super) fn notice(&mut self, now: Time, from: MachineId, notice: Notice) -> Result<(), Fault> {
+        if let Some(Managed { book, watch, .. }) = &mut self.managed {
+            watch.notice(from, &notice, now);
+            let is_present = |key: LegKey| self.core.attempt(key.request) == Some(key.attempt);
+            match notice {
+                Notice::Finished { key, .. }
+                    if is_present(key) && book.hold_finish(key.request.0, from, notice) =>
+                {
+                    return Ok(());
+                }
+                Notice::Reserved { key } | Notice::PrefillDone { key, .. } | Notice::Landed { key }
+                    if is_present(key) =>
+                {
+                    book.acknowledge(key.request.0, now);
+                    match (notice, book.trace(key.request.0)) {
+                        (Notice::PrefillDone { .. }, Some(trace)) => trace.prefilled(now),
+                        (Notice::Landed { .. }, Some(trace)) => trace.landed(now),
+                        _ => {}
+                    }
+                }
+                _ => {}
+            }
+        }
+        let _ = self.handle(now, &ClusterEvent::Notice { from, notice })?;
+        self.keep(None);
+        Ok(())
+    }
+
+    /// Output tokens of a worker, for a client: in the order of their numbers, each once, whichever attempt they are of.
+    pub(super) fn tokens(&mut self, now: Time, from: MachineId, tokens: &Tokens) -> Result<(), Fault> {
+        let key = tokens.key;
+        let (attempt, delivered) = (self.core.attempt(key.request), self.core.delivered(key.request));
+        let (Some(attempt), Some(delivered)) = (attempt, delivered) else { return Ok(()) };
+        if key.attempt > attempt || tokens.from > delivered {
+            return Ok(());
+        }
+        let skip = (delivered - tokens.from) as usize;
+        let Some(new) = tokens.ids.get(skip..).filter(|new| !new.is_empty()) else { return Ok(()) };
+        if let Some(managed) = &mut self.managed {
+            managed.book.take(key.request.0, delivered, new, now);
+        }
+        let key = LegKey { attempt, ..key };
+        let notice = Notice::Progress { key, tokens: new.len() as u32 };
+        let _ = self.handle(now, &ClusterEvent::Notice { from, notice })?;
+        self.keep(None);
+        Ok(())
+    }
+
+    /// A request is over in the Cluster.
+    pub(super) fn ended_managed(&mut self, request: u64, outcome: Outcome, now: Time) {
+        let Some(managed) = &mut self.managed else { return };
+        let ending = match outcome {
+            Outcome::Finished => Ending::Finished,
+            Outcome::Cancelled | Outcome::Expired => Ending::Cancelled,
+            Outcome::AttemptsMax => Ending::Failed("attempts_max"),
+            Outcome::NotResumable => Ending::Failed("not_resumable"),
+        };
+        managed.watch.end(RequestId(request), Stage::Failed);
+        if let Some(entry) = managed.book.get(request) {
+            let spans = entry.trace.spans(now);
+            tracing::info!(
+                request,
+                name = entry.ask.name,
+                ?outcome,
+                prompt_tokens = entry.ask.prompt.len(),
+                output_tokens = entry.tokens.len(),
+                dispatch_ms = spans.dispatch_ms,
+                prefill_ms = spans.prefill_ms,
+                transfer_ms = spans.transfer_ms,
+                decode_wait_ms = spans.decode_wait_ms,
+                first_token_ms = spans.first_token_ms,
+                total_ms = spans.total_ms,
+                "ended"
+            );
+        }
+        managed.book.ended(request, ending, now);
+    }
+
+    /// Gives up what nobody wants any more, and forgets what is over.
+    pub(super) fn settle(&mut self, now: Time) -> Result<(), Fault> {
+        loop {
+            let Some(managed) = &mut self.managed else { return Ok(()) };
+            let Some(close) = managed.book.next_close(now) else { return Ok(()) };
+            self.close(now, close)?;
+        }
+    }
+
+    /// Lets the Cluster know that nobody waits for a request: its end, where that was held back, or that it is not
+    /// wanted.
+    fn close(&mut self, now: Time, request: u64) -> Result<(), Fault> {
+        let Some(managed) = &mut self.managed else { return Ok(()) };
+        let event = match managed.book.released_finish(request) {
+            Some((from, notice)) => ClusterEvent::Notice { from, notice },
+            None if self.core.attempt(RequestId(request)).is_some() => {
+                ClusterEvent::Cancel { request: RequestId(request) }
+            }
+            None => return Ok(()),
+        };
+        let _ = self.handle(now, &event)?;
+        self.keep(None);
+        Ok(())
+    }
+}
