@@ -283,7 +283,9 @@ fn who_sleeps_for_many_links_is_woken_by_each_end_and_by_a_loss() {
     }));
     ledger.on_end(Arc::new(|| panic!("only the first call counts")));
     let grants: Vec<Grant> = (1..4).map(|request| grant(request, &[1], 32)).collect();
-    grants.iter().for_each(|grant| ledger.begin(grant).unwrap());
+    for grant in &grants {
+        ledger.begin(grant).unwrap();
+    }
     assert!(ledger.end(Completion::Fenced(grants[0].key)));
     assert!(!ledger.end(Completion::Fenced(grants[0].key)));
     ledger.lose(|key| TransferError::PeerLost { key, peer: HERE });

@@ -236,3 +236,57 @@ impl Hub {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use splitcore_core::id::{Attempt, LegKey, RequestId};
+    use splitcore_core::kv::{Arrangement, Dtype, KvLayout, Planes, Shard, TokenOrder, Values};
+    use splitcore_core::leg::Peer;
+
+    use super::*;
+
+    #[test]
+    fn of_two_sessions_of_a_machine_only_the_later_is_heard_and_of_one_that_is_closed_nothing() {
+        let layout = KvLayout {
+            layers: 1,
+            values: Values::Latent { dim: 8 },
+            dtype: Dtype::F32,
+            block_tokens: 1,
+            order: TokenOrder::Nhd,
+            planes: Planes::Together,
+            arrangement: Arrangement::LayerFirst,
+            shard: Shard::WHOLE,
+        };
+        let machine = MachineId { index: 1, incarnation: 1 };
+        let address = PeerAddress { machine, peer: String::new(), transfer: String::new() };
+        let told = Arc::new(Mutex::new(Vec::new()));
+        let into = Arc::clone(&told);
+        let tell = Box::new(move |event| into.lock().unwrap_or_else(PoisonError::into_inner).push(event));
+        let hub = Hub::new(PeerIdentity { address, layout }, Settings::default(), Backoff::default(), tell);
+        let open = |id| {
+            let (mouth, ear) = line(1);
+            hub.hear(id, PeerEvent::Open { machine, address: None }, &mut Some(mouth));
+            ear
+        };
+        let say = |id, request| {
+            let message = Peer::Landed { key: LegKey { request: RequestId(request), attempt: Attempt(0) } };
+            hub.hear(id, PeerEvent::Message { from: machine, message, grant: None }, &mut None);
+        };
+        let _first = open(1);
+        say(1, 10);
+        let _second = open(2);
+        say(1, 11);
+        say(2, 12);
+        hub.closed(1);
+        say(2, 13);
+        hub.closed(2);
+        say(2, 14);
+        let told = told.lock().unwrap_or_else(PoisonError::into_inner);
+        let requests = told.iter().filter_map(|event| match event {
+            PeersEvent::Message { message: Peer::Landed { key }, .. } => Some(key.request.0),
+            _ => None,
+        });
+        assert_eq!(requests.collect::<Vec<_>>(), [10, 12, 13]);
+        assert_eq!(told.len(), 5, "and two openings");
+    }
+}
