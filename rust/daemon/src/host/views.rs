@@ -183,6 +183,17 @@ impl Host {
         })
     }
 
+    /// KV tokens of the largest machine that takes work; 0 without any.
+    ///
+    /// # Errors
+    /// [`Fault::Stopped`].
+    pub fn kv_capacity_tokens_max(&self) -> Result<u64, Fault> {
+        self.with(|state| {
+            let up = state.loads().filter(|load| load.state == MachineState::Up);
+            Ok(up.map(|load| load.kv_capacity_tokens).max().unwrap_or(0))
+        })
+    }
+
     /// Whether it waits for the workers of an earlier service, and places nothing new.
     ///
     /// # Errors
