@@ -67,6 +67,8 @@ def worker(
     if blocks is not None and kv_memory is not None:
         raise wrong("kv_memory", "it or --blocks", "both")
     memory = size(kv_memory or _KV_MEMORY, "kv-memory")
+    if not (model / "config.json").is_file():
+        raise wrong("model", "a folder with a config.json", model)
     given: dict[str, Any] = {
         "connect": connect,
         "name": name or f"{role}-{socket.gethostname()}-{getpid()}",
