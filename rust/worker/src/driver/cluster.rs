@@ -43,7 +43,8 @@ impl Life<'_> {
                 let Assigned { seq, command, descriptor, peer } = *assigned;
                 if epoch >= self.machine.epoch() {
                     // One that has been replaced would have the Machine refuse it, and may not change these either.
-                    if let Some(peer) = peer {
+                    // A new daemon may not have met a machine yet that is known here.
+                    if let Some(peer) = peer.filter(|peer| !peer.peer.is_empty()) {
                         self.addresses.insert(peer.machine, peer);
                     }
                     if let Some(descriptor) = descriptor {

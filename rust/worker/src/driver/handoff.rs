@@ -210,7 +210,7 @@ impl Life<'_> {
     }
 
     fn say_to_source(&self, to: MachineId, message: Peer, grant: Option<GrantBody>) {
-        if let Some(address) = self.addresses.get(&to).filter(|address| !address.peer.is_empty()) {
+        if let Some(address) = self.addresses.get(&to) {
             self.peers.say(address, message, grant);
         }
     }
@@ -220,7 +220,7 @@ impl Life<'_> {
         let blocks: Vec<BlockId> =
             self.machine.leg(key).map(|(_, table)| table.blocks().to_vec()).unwrap_or_default();
         let tokens = self.contexts.get(key).map_or(0, Context::start);
-        if let Some(address) = self.addresses.get(&to).filter(|address| !address.peer.is_empty()) {
+        if let Some(address) = self.addresses.get(&to) {
             match self.mover.open(key, address, &blocks, tokens) {
                 Ok(transfer) => {
                     incoming.said = true;
