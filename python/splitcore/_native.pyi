@@ -878,9 +878,7 @@ def serve(options: Mapping[str, object]) -> None:
         KeyboardInterrupt: After Ctrl-C.
     """
 
-def replay(
-    folder: str | PathLike[str], *, progress: Callable[[int, int], object] | None = None
-) -> Replayed:
+def replay(folder: str | PathLike[str], *, progress: Callable[[int, int], object] | None = None) -> Replayed:
     """Apply the events of every log under a folder once more and compare what comes of them.
 
     Logs are written by services that are told to. Each segment of one begins with the state, which must be the one

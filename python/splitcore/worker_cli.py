@@ -35,7 +35,7 @@ def worker(
     model: Annotated[Path, _model("DIR", "Folder with config.json and weights.")],
     role: Annotated[str, _place("NAME", "Its home pool: prompt, token or mixed.")] = "mixed",
     name: Annotated[str | None, _place("NAME", "Unique, and kept over restarts; by default new each time.")] = None,
-    peer_listen: Annotated[str, _place("ADDR", "Where it takes other workers.")] = "127.0.0.1:0",
+    peer_listen: Annotated[str, _place("ADDR", "Where it takes other workers, as they reach it.")] = "127.0.0.1:0",
     secret_file: Annotated[Path | None, _place("FILE", "Shared secret of daemon and workers.")] = None,
     event_log: Annotated[Path | None, _place("DIR", "Write down what its scheduler hears and does.")] = None,
     model_name: Annotated[str | None, _model("NAME", "As the daemon calls it; by default the folder's.")] = None,
@@ -46,7 +46,7 @@ def worker(
     kv_memory: Annotated[str | None, _memory("SIZE", f"Of all KV blocks; {_KV_MEMORY} by default.")] = None,
     block_tokens: Annotated[int, _memory("N", "Tokens of a block.")] = 16,
     transfer: Annotated[str, _memory("NAME", "How KV is sent: auto, shm, tcp or cuda-ipc.")] = "auto",
-    transfer_listen: Annotated[str, _memory("IP:PORT", "Where KV from other hosts is taken.")] = "127.0.0.1:0",
+    transfer_listen: Annotated[str, _memory("IP:PORT", "Where it takes KV from other hosts, as they reach it.")] = "127.0.0.1:0",
     transfer_limit_s: Annotated[float, _memory("S", "A transfer may take.")] = 20.0,
     batch_tokens_max: Annotated[int, _rules("N", "Prompt tokens and decodes in a pass.")] = 2048,
     batch_requests_max: Annotated[int, _rules("N", "Requests in a pass.")] = 512,
@@ -67,6 +67,8 @@ def worker(
     if blocks is not None and kv_memory is not None:
         raise wrong("kv_memory", "it or --blocks", "both")
     memory = size(kv_memory or _KV_MEMORY, "kv-memory")
+    if not (model / "config.json").is_file():
+        raise wrong("model", "a folder with a config.json", model)
     given: dict[str, Any] = {
         "connect": connect,
         "name": name or f"{role}-{socket.gethostname()}-{getpid()}",

@@ -23,6 +23,9 @@ use crate::transfer::{Pool, backend, drop_detached, seconds, sliced};
 /// A pass is looked for as long as there is none to run.
 const FOREVER: Duration = Duration::from_secs(1 << 40);
 
+/// Between two tries to connect, from and to.
+const BACKOFF_NS: (u64, u64) = (100_000_000, 2_000_000_000);
+
 /// One machine of the live service.
 #[pyclass(frozen, module = "splitcore._native")]
 pub(crate) struct Worker {
@@ -190,7 +193,7 @@ impl Worker {
         let incarnation = incarnation.unwrap_or_else(incarnation_now);
         let options = WorkerOptions {
             connect: address(py, "connect", connect)?,
-            backoff: Backoff { seed: u64::from(incarnation), ..Backoff::default() },
+            backoff: Backoff::new(BACKOFF_NS.0, BACKOFF_NS.1, u64::from(incarnation)),
             name,
             role: errors::word(py, "role", role, "'prompt', 'token' or 'mixed'")?,
             model,

@@ -15,6 +15,7 @@
 mod contexts;
 mod driver;
 mod inbox;
+mod log;
 pub mod mover;
 mod options;
 mod pass;
@@ -35,7 +36,8 @@ use splitcore_wire::peers::{Peers, PeersOptions};
 use splitcore_wire::session::{Identity, Settings};
 
 pub use inbox::End;
-pub use options::{Log, ModelBounds, WorkerOptions, incarnation_now};
+pub use log::Log;
+pub use options::{ModelBounds, WorkerOptions, incarnation_now};
 pub use pass::{Pass, Span};
 pub use stats::Stats;
 

@@ -1,8 +1,6 @@
 //! What a worker is told when it starts.
 
-use std::fmt;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use splitcore_core::config::MachineConfig;
@@ -10,8 +8,9 @@ use splitcore_core::event::Role;
 use splitcore_wire::address::Address;
 use splitcore_wire::auth::Secret;
 use splitcore_wire::backoff::Backoff;
-use splitcore_wire::session::{CloseReason, Limits};
+use splitcore_wire::session::Limits;
 
+use crate::log::Log;
 use crate::mover::MoverOptions;
 
 /// Where incarnations are counted from: 2026-01-01.
@@ -29,41 +28,6 @@ pub struct ModelBounds {
 impl Default for ModelBounds {
     fn default() -> Self {
         Self { context: u32::MAX, vocabulary: u32::MAX }
-    }
-}
-
-/// Where a worker tells people what happens to it, a line at a time.
-#[derive(Clone)]
-pub struct Log(Arc<dyn Fn(&str) + Send + Sync>);
-
-impl Log {
-    /// Calls this with each line.
-    pub fn new(tell: impl Fn(&str) + Send + Sync + 'static) -> Self {
-        Self(Arc::new(tell))
-    }
-
-    /// Tells one line.
-    pub fn line(&self, line: &str) {
-        (self.0)(line);
-    }
-
-    pub(crate) fn lost(&self, daemon: &Address, reason: &CloseReason, retry_ns: u64) {
-        self.line(&format!(
-            "no session with the daemon at {daemon}: {reason}; next try in {} ms",
-            retry_ns / 1_000_000
-        ));
-    }
-}
-
-impl Default for Log {
-    fn default() -> Self {
-        Self::new(|line| eprintln!("splitcore worker: {line}"))
-    }
-}
-
-impl fmt::Debug for Log {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Log")
     }
 }
 

@@ -15,13 +15,25 @@ use crate::inbox::End;
 /// A daemon that closes so many sessions in a row on a registration does not take this machine back.
 const REFUSED_MAX: u32 = 3;
 
+/// What no other try mends. Another worker may have the place by now, where a new daemon met that one first, and then
+/// this one needs another place.
+pub(super) fn end_of(reason: &CloseReason, had_place: bool) -> Option<End> {
+    let CloseReason::RefusedThere(refusal) = reason else { return None };
+    match refusal.field.as_str() {
+        "incarnation" => Some(End::Failed(format!("another worker has this name: {refusal}"))),
+        "index" | "name" if had_place => Some(End::GivenUp(format!("the place is taken: {refusal}"))),
+        _ => None,
+    }
+}
+
 impl Life<'_> {
     pub(super) fn hear_link(&mut self, event: LinkEvent) {
         match event {
-            LinkEvent::Lost { reason, retry_ns } => self.lose_session(&reason, retry_ns),
+            LinkEvent::Lost { reason, .. } => self.lose_session(&reason),
             LinkEvent::Session(WorkerEvent::Welcome(welcome)) => self.register(&welcome),
             LinkEvent::Session(WorkerEvent::Registered { epoch }) => {
                 (self.in_session, self.registering, self.refused) = (true, false, 0);
+                self.losses.forget(None);
                 self.board.count(|stats| stats.sessions += 1);
                 self.options.log.line(&format!("in session with the daemon, epoch {}", epoch.0));
                 let _ = self.tell(&MachineEvent::Registered { epoch });
@@ -31,7 +43,8 @@ impl Life<'_> {
                 let Assigned { seq, command, descriptor, peer } = *assigned;
                 if epoch >= self.machine.epoch() {
                     // One that has been replaced would have the Machine refuse it, and may not change these either.
-                    if let Some(peer) = peer {
+                    // A new daemon may not have met a machine yet that is known here.
+                    if let Some(peer) = peer.filter(|peer| !peer.peer.is_empty()) {
                         self.addresses.insert(peer.machine, peer);
                     }
                     if let Some(descriptor) = descriptor {
@@ -50,11 +63,12 @@ impl Life<'_> {
         }
     }
 
-    fn lose_session(&mut self, reason: &CloseReason, retry_ns: u64) {
+    fn lose_session(&mut self, reason: &CloseReason) {
         let closed = std::mem::take(&mut self.registering) && matches!(reason, CloseReason::ClosedThere(_));
         self.refused = if closed { self.refused + 1 } else { self.refused };
         self.in_session = false;
-        self.options.log.lost(&self.options.connect, reason, retry_ns);
+        self.losses.tell(&self.options.log, None, reason);
+        self.end = end_of(reason, true);
         if self.refused >= REFUSED_MAX {
             self.end = Some(End::GivenUp(format!("the daemon does not take this machine back: {reason}")));
         }

@@ -38,16 +38,15 @@ impl Life<'_> {
             PeersEvent::Replaced { machine } => self.lose_peer(machine),
             PeersEvent::Message { from, message, grant } => self.hear_peer(from, message, grant.as_ref()),
             PeersEvent::Tokens { from, tokens } => self.follow(from, &tokens),
-            PeersEvent::Lost { machine, reason, retry_ns } => {
-                let (index, again) = (machine.index, retry_ns / 1_000_000);
-                let line = format!("no session with machine {index}: {reason}; next try in {again} ms");
-                self.options.log.line(&line);
+            PeersEvent::Lost { machine, reason, .. } => {
+                self.losses.tell(&self.options.log, Some(machine), &reason);
             }
         }
     }
 
     fn open(&mut self, machine: MachineId, address: Option<PeerAddress>) {
         let Some(address) = address else {
+            self.losses.forget(Some(machine));
             // Dialled from here: what is said again is said anew, and answers to what was said before are lost.
             for incoming in self.incoming.values_mut().filter(|incoming| incoming.source == machine) {
                 incoming.aborts = 0;
@@ -71,6 +70,7 @@ impl Life<'_> {
         self.early.retain(|_, early| early.from != machine);
         let _ = self.tell(&MachineEvent::PeerLost { machine });
         self.peers.gone(machine);
+        self.losses.forget(Some(machine));
     }
 
     fn hear_peer(&mut self, from: MachineId, message: Peer, grant: Option<&GrantBody>) {
@@ -210,7 +210,7 @@ impl Life<'_> {
     }
 
     fn say_to_source(&self, to: MachineId, message: Peer, grant: Option<GrantBody>) {
-        if let Some(address) = self.addresses.get(&to).filter(|address| !address.peer.is_empty()) {
+        if let Some(address) = self.addresses.get(&to) {
             self.peers.say(address, message, grant);
         }
     }
@@ -220,7 +220,7 @@ impl Life<'_> {
         let blocks: Vec<BlockId> =
             self.machine.leg(key).map(|(_, table)| table.blocks().to_vec()).unwrap_or_default();
         let tokens = self.contexts.get(key).map_or(0, Context::start);
-        if let Some(address) = self.addresses.get(&to).filter(|address| !address.peer.is_empty()) {
+        if let Some(address) = self.addresses.get(&to) {
             match self.mover.open(key, address, &blocks, tokens) {
                 Ok(transfer) => {
                     incoming.said = true;

@@ -1,5 +1,5 @@
-//! The thread that has the Machine: it hears what happens, tells the Machine, and does what that wants done. Nothing it
-//! does waits for anybody.
+//! The thread that has the Machine: it hears what happens, tells the Machine, and does what that wants done. It waits for
+//! nobody but a daemon that does not read what it is told, and for that no longer than `frame_limit`.
 
 mod cluster;
 mod engine;
@@ -23,6 +23,7 @@ use splitcore_wire::session::{Identity, PeerIdentity, WorkerEvent};
 
 use crate::contexts::Contexts;
 use crate::inbox::{Board, End, Inbox, Input};
+use crate::log::Losses;
 use crate::mover::Mover;
 use crate::options::WorkerOptions;
 use engine::Running;
@@ -69,14 +70,18 @@ impl Driver {
 
     /// Who this machine is, its daemon says when it lets it in for the first time.
     fn wait_welcome(&self) -> Result<Welcome, End> {
+        let mut losses = Losses::default();
         loop {
             match self.inputs.recv() {
                 Ok(Input::Link(event)) => {
                     self.inbox.heard();
                     match event {
                         LinkEvent::Session(WorkerEvent::Welcome(welcome)) => return Ok(welcome),
-                        LinkEvent::Lost { reason, retry_ns } => {
-                            self.options.log.lost(&self.options.connect, &reason, retry_ns);
+                        LinkEvent::Lost { reason, .. } => {
+                            losses.tell(&self.options.log, None, &reason);
+                            if let Some(end) = cluster::end_of(&reason, false) {
+                                return Err(end);
+                            }
                         }
                         LinkEvent::Session(_) => {}
                     }
@@ -123,6 +128,7 @@ struct Life<'a> {
     /// When the prefill of a leg that hands over was done.
     prefilled: BTreeMap<LegKey, Time>,
     running: Option<Running>,
+    losses: Losses,
     in_session: bool,
     /// Registered, and the daemon has not answered yet.
     registering: bool,
@@ -173,6 +179,7 @@ impl<'a> Life<'a> {
             outgoing: BTreeSet::new(),
             prefilled: BTreeMap::new(),
             running: None,
+            losses: Losses::default(),
             in_session: false,
             registering: false,
             refused: 0,
@@ -187,7 +194,10 @@ impl<'a> Life<'a> {
         let mut burst = 0;
         loop {
             match self.next_input(burst < BURST) {
-                Some(Input::End(end)) => return end,
+                Some(Input::End(end)) => {
+                    debug_assert_eq!(self.machine.check(), Ok(()));
+                    return end;
+                }
                 Some(input) => {
                     burst += 1;
                     self.hear(input);

@@ -1,5 +1,6 @@
 //! The workers, each with its engine in a thread.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -97,17 +98,27 @@ pub(crate) struct Fleet {
     roles: Vec<Role>,
     backend: Backend,
     blocks: u32,
+    event_log: Option<PathBuf>,
     incarnations: Vec<u32>,
     running: Vec<Running>,
 }
 
 impl Fleet {
-    pub(crate) fn start(address: &Address, roles: &[Role], backend: Backend, blocks: u32) -> Self {
+    pub(crate) fn start(
+        address: &Address,
+        roles: &[Role],
+        backend: Backend,
+        blocks: u32,
+        event_log: Option<PathBuf>,
+    ) -> Self {
         let each = (0..).zip(roles);
-        let running =
-            each.map(|(index, &role)| start(options(address, index, 1, role, backend), blocks)).collect();
-        let (roles, incarnations) = (roles.to_vec(), vec![1; roles.len()]);
-        Self { address: address.clone(), roles, backend, blocks, incarnations, running }
+        let options = each.map(|(index, &role)| options(address, index, 1, role, backend));
+        let running = options.map(|options| {
+            let options = WorkerOptions { event_log: event_log.clone(), ..options };
+            start(options, blocks)
+        });
+        let (running, roles, incarnations) = (running.collect(), roles.to_vec(), vec![1; roles.len()]);
+        Self { address: address.clone(), roles, backend, blocks, event_log, incarnations, running }
     }
 
     /// A worker dies, and another of its name comes.
@@ -115,6 +126,7 @@ impl Fleet {
         let at = index as usize;
         self.incarnations[at] += 1;
         let next = options(&self.address, index, self.incarnations[at], self.roles[at], self.backend);
+        let next = WorkerOptions { event_log: self.event_log.clone(), ..next };
         let (blocks, here) = (self.blocks, &mut self.running[at]);
         // Apart from the daemon, which lives in a runtime.
         let meddles = || drop(std::mem::replace(here, start(next, blocks)).end());

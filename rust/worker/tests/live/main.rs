@@ -8,6 +8,7 @@ mod fleet;
 mod host;
 mod model;
 
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use splitcore_core::config::{ClusterConfig, Cut};
@@ -52,6 +53,10 @@ fn setup(backend: Backend, requests: u64) -> Setup {
 }
 
 fn run(setup: Setup, faults: &[(u64, Fault)]) -> (Seen, Vec<Stats>) {
+    run_logged(setup, faults, None)
+}
+
+fn run_logged(setup: Setup, faults: &[(u64, Fault)], event_log: Option<&Path>) -> (Seen, Vec<Stats>) {
     let Setup { backend, requests, prompt_max, blocks, config } = setup;
     let clients: Vec<Client> = (0..requests).map(|id| Client::new(id, prompt_max)).collect();
     let mut host = Host::new(clients, faults.to_vec(), config, blocks, Instant::now() + LIMIT);
@@ -61,7 +66,9 @@ fn run(setup: Setup, faults: &[(u64, Fault)]) -> (Seen, Vec<Stats>) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let listener = runtime.block_on(Listener::bind(&address)).unwrap();
         address = listener.address().clone();
-        let fleet = fleet.get_or_insert_with(|| Fleet::start(&address, &ROLES, backend, blocks));
+        let fleet = fleet.get_or_insert_with(|| {
+            Fleet::start(&address, &ROLES, backend, blocks, event_log.map(Path::to_owned))
+        });
         let ends = runtime.block_on(host.serve(listener, epoch, fleet));
         // As a death would: tasks and connections go with the runtime, and nobody is told.
         drop(runtime);
@@ -129,8 +136,12 @@ fn a_daemon_that_starts_again_has_everything_from_its_workers() {
 #[test]
 fn workers_die_and_the_daemon_too_and_every_request_ends_once() {
     let faults = [(100, Fault::Kill(3)), (300, Fault::Restart), (500, Fault::Kill(0)), (700, Fault::Restart)];
-    let (seen, _) = run(setup(Backend::Tcp, 120), &faults);
+    let logs = std::env::temp_dir().join(format!("splitcore-worker-{}", std::process::id()));
+    let (seen, _) = run_logged(setup(Backend::Tcp, 120), &faults, Some(&logs));
     assert!(seen.adopted > 0 && seen.faults > 0, "{seen:?}");
+    let replayed = splitcore_record::replay(&logs).unwrap();
+    assert!(replayed.agrees() && replayed.logs.len() == 6, "{replayed:?}");
+    std::fs::remove_dir_all(&logs).unwrap();
 }
 
 #[test]
