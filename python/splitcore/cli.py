@@ -8,7 +8,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 import splitcore
-from splitcore import bench_transfer_cli, plan_cli, plots, replay_cli, reproduce_cli, serve_cli, tables
+from splitcore import bench_transfer_cli, plan_cli, plots, replay_cli, reproduce_cli, serve_cli, tables, worker_cli
 from splitcore.options import Machines, Pools, Rules, Workload, option, takes
 from splitcore.outputs import STDOUT, Outputs, dump
 from splitcore.progress import Bar
@@ -117,6 +117,7 @@ app.command()(plan_cli.parallelism)
 app.command()(reproduce_cli.reproduce)
 app.command()(bench_transfer_cli.bench_transfer)
 app.command()(serve_cli.serve)
+app.command()(worker_cli.worker)
 app.command()(replay_cli.replay)
 
 

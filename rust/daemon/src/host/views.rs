@@ -296,6 +296,24 @@ impl State {
     }
 
     pub(super) fn decided(&mut self, placement: &Placement) {
+        let why = placement.why;
+        let name = |machine: Option<splitcore_core::id::MachineId>| {
+            machine.and_then(|machine| self.machines.at(machine.index)).map(|machine| machine.name.as_str())
+        };
+        let runner_up = why.runner_up.and_then(|(index, _)| self.machines.at(index));
+        tracing::debug!(
+            request = placement.request.0,
+            attempt = placement.attempt.0,
+            prompt = name(placement.prompt()),
+            token = name(placement.token()),
+            transfer = ?placement.transfer(),
+            prompt_step = ?why.prompt_step,
+            token_step = ?why.token_step,
+            prompt_load = why.prompt_load,
+            token_load = why.token_load,
+            runner_up = runner_up.map(|machine| machine.name.as_str()),
+            "placed"
+        );
         self.remember(placement.request.0, Ok(*placement));
     }
 
