@@ -90,11 +90,13 @@ pub(crate) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
     // Once more, slowly: only what is wrong pays for the path.
     let mut reader = serde_json::Deserializer::from_slice(bytes);
     let failed = serde_path_to_error::deserialize::<_, T>(&mut reader).err();
-    let path = failed.as_ref().map(|failed| failed.path().to_string()).filter(|path| path != ".");
+    let path = failed.as_ref().map(|failed| failed.path().to_string());
+    // What is no JSON is no field either.
+    let path = path.filter(|path| error.is_data() && path != "." && path != "?");
     let code = if error.is_data() { "invalid_value" } else { "malformed_json" };
     let what = error.to_string();
     let message = match &path {
-        Some(path) if error.is_data() => format!("{}: {}", cut(path), cut(&what)),
+        Some(path) => format!("{}: {}", cut(path), cut(&what)),
         _ if error.is_data() => cut(&what).to_owned(),
         _ => format!("the body is no JSON: {}", cut(&what)),
     };

@@ -29,7 +29,9 @@ struct ErrorEvent<'a> {
 
 /// Reads a `Last-Event-ID`: how many tokens of each choice the client has.
 pub(super) fn read_id(id: &str, choices: usize) -> Option<Vec<u32>> {
-    let counts: Option<Vec<u32>> = id.split(',').map(|count| count.trim().parse().ok()).collect();
+    let plain = |count: &&str| count.len() <= 9 && count.bytes().all(|byte| byte.is_ascii_digit());
+    let counts: Option<Vec<u32>> =
+        id.split(',').map(|count| Some(count).filter(plain)?.parse().ok()).collect();
     counts.filter(|counts| counts.len() == choices)
 }
 

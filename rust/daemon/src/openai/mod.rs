@@ -213,16 +213,14 @@ pub(crate) async fn attach(State(app): State<Arc<App>>, id: Id, headers: HeaderM
         let message = format!("request '{name}' was not made here");
         ApiError::new(StatusCode::NOT_FOUND, "unknown_request", message)
     })?;
-    let has = match headers.get("last-event-id") {
-        Some(given) if note.stream => {
-            let counts = given.to_str().ok().and_then(|given| feed::read_id(given, outputs.len()));
-            Some(counts.ok_or_else(|| {
-                let message = format!("last-event-id: expected {} counts with commas", outputs.len());
-                ApiError::invalid("last-event-id", message)
-            })?)
-        }
-        _ => None,
-    };
+    let has = headers.get("last-event-id").map(|given| {
+        let counts = given.to_str().ok().and_then(|given| feed::read_id(given, outputs.len()));
+        counts.ok_or_else(|| {
+            let message = format!("last-event-id: expected {} counts with commas", outputs.len());
+            ApiError::invalid("last-event-id", message)
+        })
+    });
+    let has = has.transpose()?;
     let prompts = outputs.iter().step_by(note.n.max(1));
     let prompt_tokens = prompts.map(|output| output.ask.prompt.len() as u64).sum();
     let tally = app.metrics.gateway().silent_tally(outputs.len());

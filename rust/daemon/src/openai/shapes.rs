@@ -16,14 +16,17 @@ pub(super) fn finish_name(finish: Finish) -> &'static str {
 /// Tokens counted.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub(super) struct Usage {
-    prompt_tokens: u64,
-    completion_tokens: u64,
-    total_tokens: u64,
+    #[serde(rename = "prompt_tokens")]
+    prompt: u64,
+    #[serde(rename = "completion_tokens")]
+    completion: u64,
+    #[serde(rename = "total_tokens")]
+    total: u64,
 }
 
 impl Usage {
-    pub(super) fn new(prompt_tokens: u64, completion_tokens: u64) -> Self {
-        Self { prompt_tokens, completion_tokens, total_tokens: prompt_tokens + completion_tokens }
+    pub(super) fn new(prompt: u64, completion: u64) -> Self {
+        Self { prompt, completion, total: prompt + completion }
     }
 }
 

@@ -10,7 +10,7 @@ pub(crate) mod worker;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
-use std::sync::mpsc;
+use std::sync::{LazyLock, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -37,9 +37,12 @@ pub(crate) fn options() -> Options {
 
 /// The folder of a model that is nothing but a tokenizer: one token for each byte.
 pub(crate) fn bytes_model() -> PathBuf {
-    let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join("bytes-model");
-    tiny_model::of_bytes(&directory);
-    directory
+    static ONCE: LazyLock<PathBuf> = LazyLock::new(|| {
+        let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join("bytes-model");
+        tiny_model::of_bytes(&directory);
+        directory
+    });
+    ONCE.clone()
 }
 
 async fn given(signal: oneshot::Receiver<()>) {

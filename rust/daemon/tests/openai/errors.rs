@@ -164,7 +164,7 @@ fn what_is_no_request_is_told_as_elsewhere() {
     assert_refused(&answer, 400, "invalid_value", Some("x-request-id"), &json!("id"));
     assert_refused(&client.get("/v1/requests/none"), 404, "unknown_request", None, &json!("attach"));
     kit.stream(COMPLETE, "x-request-id: r\r\n", &json!({"prompt": "a\n"})).rest();
-    for last in ["x", "1,2", "", "-1"] {
+    for last in ["x", "1,2", "", "-1", "+1", "9999999999"] {
         let Called::Whole(answer) = kit.attach("r", Some(last)) else { panic!("a stream for {last}") };
         assert_refused(&answer, 400, "invalid_value", Some("last-event-id"), &json!(last));
     }

@@ -30,7 +30,7 @@ fn model(descriptor: &Descriptor, index: u32) -> u32 {
         let drawn = (seed ^ u64::from(index)).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
         return u32::from(b'a') + (drawn % 26) as u32;
     }
-    let line = prompt.iter().position(|&id| id == u32::from(b'\n')).expect("a line");
+    let line = prompt.iter().position(|&id| id == u32::from(b'\n')).unwrap_or(prompt.len());
     if prompt[..line].iter().take(at).any(|&id| id == u32::from(b'|')) {
         let open = OPEN.lock().unwrap();
         let closed = |open: &mut Option<HashSet<String>>| {

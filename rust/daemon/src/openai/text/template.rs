@@ -115,6 +115,7 @@ fn strftime_now(format: &str) -> Result<String, Error> {
 }
 
 /// As Python's `json.dumps` with `ensure_ascii=False`.
+#[allow(clippy::needless_pass_by_value, reason = "the shape of a filter")]
 fn to_json(value: &Jinja, options: Kwargs) -> Result<String, Error> {
     let indent: Option<usize> = options.get("indent")?;
     let mut bytes = Vec::new();
