@@ -23,10 +23,15 @@ REPORTS_PER_CALL = 64
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
+def build(root: Path) -> Path:
+    """Build the service and the load generator; give their folder."""
+    command = ["cargo", "build", "--release", "--quiet", "-p", "splitcore-daemon"]
+    subprocess.run([*command, "--bin", "splitcore-daemon", "--example", "load"], cwd=root, check=True)
+    return root / "target/release"
+
+
 def measure(root: Path, repetitions: int) -> list[Row | Skipped]:
-    build = ["cargo", "build", "--release", "--quiet", "-p", "splitcore-daemon"]
-    subprocess.run([*build, "--bin", "splitcore-daemon", "--example", "load"], cwd=root, check=True)
-    target = root / "target/release"
+    target = build(root)
     rows: list[Row | Skipped] = []
     for machines in PAIRS_AIM:
         rows += pairs(target, machines, repetitions)
@@ -50,6 +55,12 @@ def service(target: Path) -> Iterator[tuple[int, str]]:
 def load(target: Path, address: str, *options: object) -> Any:
     command = [target / "examples/load", address, *(str(option) for option in options)]
     return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+
+def tries(target: Path, address: str, *options: object) -> bool:
+    """Whether a load meets no failure."""
+    command = [target / "examples/load", address, *(str(option) for option in options)]
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
 def pairs(target: Path, machines: int, repetitions: int) -> list[Row | Skipped]:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import counts
 import daemon
+import peers
 import placement
 import planning
 import simulation
@@ -20,7 +21,7 @@ import transfer
 from table import Row, Skipped, show
 
 ROOT = Path(__file__).resolve().parent.parent
-PARTS = ("placement", "simulation", "planning", "transfer", "daemon", "counts")
+PARTS = ("placement", "simulation", "planning", "transfer", "daemon", "peers", "counts")
 
 
 def main() -> int:
@@ -48,6 +49,8 @@ def main() -> int:
             rows += transfer.measure(timings, options.repetitions)
         if "daemon" in parts:
             rows += daemon.measure(ROOT, options.repetitions)
+        if "peers" in parts:
+            rows += peers.measure(ROOT, options.repetitions)
         show(rows)
         failed = False
         counted = {}

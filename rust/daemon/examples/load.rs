@@ -3,6 +3,9 @@
 //!
 //! `load ADDRESS [--connections N] [--machines N] [--seconds S] [--prompt-tokens N]`
 //!
+//! `--api dynamo` speaks to Dynamo's selection service instead: select-and-reserve + free, with the hashes of as many
+//! blocks of 16 tokens, different for each request. `--api completions` sends completions to a router.
+//!
 //! With `--reports N` it sends no placements: each machine reports once a second, N of them in one call. `--known N`
 //! says how many there are where they have joined before.
 
@@ -95,24 +98,86 @@ impl Tally {
     }
 }
 
-async fn pairs(address: String, until: Instant, prompt_tokens: u32) -> std::io::Result<Tally> {
+/// Whose calls.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Api {
+    Splitcore,
+    Dynamo,
+    /// One call to a router of completions; nothing is ended.
+    Completions,
+}
+
+impl Api {
+    fn place_path(self) -> &'static str {
+        match self {
+            Self::Splitcore => "/v1/placements",
+            Self::Dynamo => "/select_and_reserve",
+            Self::Completions => "/v1/completions",
+        }
+    }
+
+    /// The body of request number `number` of connection `connection`.
+    fn place(self, prompt_tokens: u32, connection: usize, number: u64) -> String {
+        if self == Self::Splitcore {
+            return format!("{{\"prompt_tokens\":{prompt_tokens},\"max_new_tokens\":128}}");
+        }
+        if self == Self::Completions {
+            let prompt = "word ".repeat(prompt_tokens as usize);
+            return format!("{{\"model\":\"m\",\"prompt\":\"{prompt}\",\"max_tokens\":128}}");
+        }
+        let first = ((connection as u64) << 40) + number * 1024;
+        let hashes: Vec<String> =
+            (0..u64::from(prompt_tokens).div_ceil(16)).map(|block| (first + block).to_string()).collect();
+        let hashes = hashes.join(",");
+        format!(
+            "{{\"selection_id\":\"{connection}-{number}\",\"block_hashes\":[{hashes}],\"sequence_hashes\":[{hashes}],\
+             \"isl_tokens\":{prompt_tokens}}}"
+        )
+    }
+
+    /// What ends the placement that was answered so.
+    fn end(self, placed: &[u8], connection: usize, number: u64) -> Option<String> {
+        let path = match self {
+            Self::Completions => return Some(String::new()),
+            Self::Splitcore => format!("/v1/placements/{}", number_after(placed, b"\"request_id\":")?),
+            Self::Dynamo => format!("/reservations/{connection}-{number}"),
+        };
+        Some(format!("DELETE {path} HTTP/1.1\r\nhost: load\r\n\r\n"))
+    }
+
+    fn has_ended(self, answer: &Answer<'_>) -> bool {
+        answer.status / 100 == 2 && (self != Self::Splitcore || answer.body == b"{\"applied\":true}")
+    }
+}
+
+async fn pairs(
+    api: Api,
+    address: String,
+    until: Instant,
+    prompt_tokens: u32,
+    connection: usize,
+) -> std::io::Result<Tally> {
     let mut client = Client::connect(&address).await?;
     let mut tally = Tally::new();
-    let body = format!("{{\"prompt_tokens\":{prompt_tokens},\"max_new_tokens\":128}}");
-    while Instant::now() < until {
+    for number in 0.. {
+        if Instant::now() >= until {
+            break;
+        }
+        let body = api.place(prompt_tokens, connection, number);
         let begun = Instant::now();
-        let answer = client.post("/v1/placements", &body).await?;
+        let answer = client.post(api.place_path(), &body).await?;
         let placed = begun.elapsed();
-        let id = number_after(answer.body, b"\"request_id\":").filter(|_| answer.status / 100 == 2);
-        let Some(id) = id else {
+        let end = api.end(answer.body, connection, number).filter(|_| answer.status / 100 == 2);
+        let Some(request) = end else {
             tally.failures += 1;
             continue;
         };
-        let request = format!("DELETE /v1/placements/{id} HTTP/1.1\r\nhost: load\r\n\r\n");
-        let answer = client.call(request.as_bytes()).await?;
-        if answer.status / 100 != 2 || answer.body != b"{\"applied\":true}" {
-            tally.failures += 1;
-            continue;
+        if !request.is_empty() {
+            let answer = client.call(request.as_bytes()).await?;
+            if !api.has_ended(&answer) {
+                tally.failures += 1;
+                continue;
+            }
         }
         tally.pairs += 1;
         tally.place.saturating_record(placed.as_nanos() as u64);
@@ -121,8 +186,11 @@ async fn pairs(address: String, until: Instant, prompt_tokens: u32) -> std::io::
     Ok(tally)
 }
 
-/// Registers machines in one call; returns how long it took.
-async fn register(address: &str, machines: usize) -> std::io::Result<Duration> {
+/// Registers machines, in one call where there is one for many; returns how long it took.
+async fn register(api: Api, address: &str, machines: usize) -> std::io::Result<Duration> {
+    if api != Api::Splitcore {
+        return register_each(address, machines).await;
+    }
     let one = |at: usize| {
         let role = if at.is_multiple_of(2) { "prompt" } else { "token" };
         format!(
@@ -135,6 +203,22 @@ async fn register(address: &str, machines: usize) -> std::io::Result<Duration> {
     let answer = client.post("/v1/machines", &body).await?;
     if answer.status != 201 {
         return Err(wrong(format!("machines: {}", String::from_utf8_lossy(answer.body))));
+    }
+    Ok(begun.elapsed())
+}
+
+async fn register_each(address: &str, machines: usize) -> std::io::Result<Duration> {
+    let mut client = Client::connect(address).await?;
+    let begun = Instant::now();
+    for at in 0..machines {
+        let body = format!(
+            "{{\"worker_id\":{at},\"endpoint\":\"http://10.0.0.1:{at}\",\"block_size\":16,\
+             \"max_num_batched_tokens\":8192,\"total_kv_blocks\":40000}}"
+        );
+        let answer = client.post("/workers", &body).await?;
+        if answer.status != 201 {
+            return Err(wrong(format!("workers: {}", String::from_utf8_lossy(answer.body))));
+        }
     }
     Ok(begun.elapsed())
 }
@@ -172,7 +256,14 @@ async fn run(arguments: &[String]) -> std::io::Result<bool> {
     let machines = option(arguments, "--machines", 0);
     let seconds = option(arguments, "--seconds", 3);
     let prompt_tokens = option(arguments, "--prompt-tokens", 512) as u32;
-    let registered = if machines > 0 { register(address, machines).await? } else { Duration::ZERO };
+    let named = arguments.iter().position(|argument| argument == "--api").map(|at| arguments.get(at + 1));
+    let api = match named.map(|name| name.map_or("", String::as_str)) {
+        None => Api::Splitcore,
+        Some("dynamo") => Api::Dynamo,
+        Some("completions") => Api::Completions,
+        Some(other) => return Err(wrong(format!("--api: expected dynamo or completions, got '{other}'"))),
+    };
+    let registered = if machines > 0 { register(api, address, machines).await? } else { Duration::ZERO };
     let begun = Instant::now();
     let until = begun + Duration::from_secs(seconds as u64);
     let share = option(arguments, "--reports", 0);
@@ -182,8 +273,8 @@ async fn run(arguments: &[String]) -> std::io::Result<bool> {
         println!("{{\"calls\":{},\"failures\":{},\"p99_us\":{p99_us}}}", all.pairs, all.failures);
         return Ok(all.failures == 0);
     }
-    let tasks: Vec<_> =
-        (0..connections).map(|_| tokio::spawn(pairs(address.clone(), until, prompt_tokens))).collect();
+    let one = |connection| tokio::spawn(pairs(api, address.clone(), until, prompt_tokens, connection));
+    let tasks: Vec<_> = (0..connections).map(one).collect();
     let mut all = Tally::new();
     for task in tasks {
         let one = task.await.map_err(|error| wrong(error.to_string()))??;

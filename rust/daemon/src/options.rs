@@ -44,6 +44,9 @@ pub struct Options {
     /// File with a shared secret: every request but those for health must bear it.
     #[cfg_attr(feature = "cli", arg(long, value_name = "FILE"))]
     pub secret_file: Option<PathBuf>,
+    /// Folder for the event log: every event and what came of it, which `splitcore replay` runs once more.
+    #[cfg_attr(feature = "cli", arg(long, value_name = "DIR"))]
+    pub event_log: Option<PathBuf>,
     /// Folder of a model: give tokens by workers of its own, instead of placing for the engines of others.
     #[cfg_attr(feature = "cli", arg(long, value_name = "DIR"))]
     pub model: Option<PathBuf>,
@@ -165,6 +168,7 @@ impl Default for Options {
         Self {
             listen: "127.0.0.1:8090".to_owned(),
             secret_file: None,
+            event_log: None,
             model: None,
             model_name: None,
             workers: "127.0.0.1:8091".to_owned(),

@@ -163,7 +163,9 @@ fn a_daemon_that_starts_again_goes_on_with_what_its_worker_has() {
     let directory = std::env::temp_dir().join(format!("splitcore-managed-{}", std::process::id()));
     std::fs::create_dir_all(&directory).unwrap();
     let at = format!("unix:{}", directory.join("workers").display());
-    let worker = served(options(&at), async |host, workers| {
+    let log = directory.join("log");
+    let logged = |options| Options { event_log: Some(log.clone()), ..options };
+    let worker = served(logged(options(&at)), async |host, workers| {
         let worker = Worker::start(&workers, "w", "model", model);
         ready(&host).await;
         let mut outputs = host.generate(vec![ask("r", 3, 400)]).unwrap();
@@ -179,7 +181,7 @@ fn a_daemon_that_starts_again_goes_on_with_what_its_worker_has() {
     while splitcore_daemon::host::life() == before {
         std::thread::yield_now();
     }
-    served(Options { grace_s: 1.0, ..options(&at) }, async |host, _| {
+    served(logged(Options { grace_s: 1.0, ..options(&at) }), async |host, _| {
         let mut outputs = loop {
             if let Ok(outputs) = host.attach("r") {
                 break outputs;
@@ -196,6 +198,9 @@ fn a_daemon_that_starts_again_goes_on_with_what_its_worker_has() {
         assert_eq!(host.counters().unwrap().2.adopted, 1);
     });
     drop(worker);
+    let replayed = splitcore_record::replay(&log).unwrap();
+    assert_eq!(replayed.logs.len(), 2, "one of each life");
+    assert!(replayed.agrees(), "{replayed:?}");
     std::fs::remove_dir_all(&directory).unwrap();
 }
 

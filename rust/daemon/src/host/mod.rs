@@ -8,6 +8,7 @@ mod managed;
 mod views;
 
 use std::collections::{HashMap, VecDeque};
+use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use splitcore_core::cluster::Cluster;
@@ -17,6 +18,7 @@ use splitcore_core::event::{Arrival, ClusterAction, ClusterEvent, Outcome};
 use splitcore_core::id::{Epoch, MachineId, RequestId};
 use splitcore_core::placement::Placement;
 use splitcore_core::time::Time;
+use splitcore_record::Recorder;
 use tokio::sync::{Notify, watch};
 
 pub use directory::{Machine, MachineSpec};
@@ -121,6 +123,8 @@ pub(crate) struct State {
     next_id: u64,
     /// With workers of its own.
     managed: Option<Managed>,
+    /// Every event and what came of it, if that is wanted.
+    recorder: Option<Recorder<Cluster>>,
     /// When the ticker wakes up.
     armed: Time,
     /// Of the last event; kept for its allocation.
@@ -147,6 +151,7 @@ impl Host {
         let core = Cluster::new(config)
             .map_err(|error| OptionError::new(error.option, error.expected, error.got))?;
         let clock = Clock::start();
+        let recorder = options.event_log.as_deref().map(|folder| record(folder, &core)).transpose()?;
         let state = State {
             core,
             clock,
@@ -157,6 +162,7 @@ impl Host {
             totals: Totals::default(),
             next_id: first_id(),
             managed: options.model.is_some().then(|| Managed::new((options.reattach_s * 1e9) as u64)),
+            recorder,
             armed: Time::MAX,
             actions: Vec::new(),
         };
@@ -297,6 +303,16 @@ pub struct Ask {
     pub dry_run: bool,
 }
 
+/// Begins the log of a Cluster.
+fn record(folder: &Path, core: &Cluster) -> Result<Recorder<Cluster>, OptionError> {
+    let options = splitcore_record::Options {
+        on_end: Box::new(|ended| tracing::error!(%ended, "the event log ends; the service goes on")),
+        ..splitcore_record::Options::default()
+    };
+    Recorder::create(folder, "cluster", core, options)
+        .map_err(|error| OptionError::new("event_log", "a folder that can be written", error))
+}
+
 /// Ids that the service gives start at the time of day, so that a new service does not give those of the last.
 /// They stay below 2^53, which every JSON reader can hold.
 fn first_id() -> u64 {
@@ -323,7 +339,11 @@ impl State {
     /// Applies one event; what it wants done is in `actions`.
     fn handle(&mut self, now: Time, event: &ClusterEvent) -> Result<Applied, EventError> {
         self.actions.clear();
-        self.core.handle(now, event, &mut self.actions)
+        let result = self.core.handle(now, event, &mut self.actions);
+        if let Some(recorder) = &mut self.recorder {
+            recorder.record(now, event, &result, &self.actions, &self.core);
+        }
+        result
     }
 
     fn new_id(&mut self) -> u64 {

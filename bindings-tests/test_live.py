@@ -1,0 +1,120 @@
+"""The whole service: a daemon, workers that run a model, clients, real sockets, and what goes wrong between them."""
+
+import json
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+import live_kit
+from engine_pair import Reference
+from splitcore.launch import Launch
+
+REQUESTS = 200
+AT_ONCE = 12
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """Make a folder with a small random model."""
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    return folder, Reference(live_kit.save(folder))
+
+
+def fetch(launch, path):
+    with urllib.request.urlopen(launch.url + path, timeout=30) as answer:  # noqa: S310
+        return json.load(answer)
+
+
+def all_is_back(launch, limit_s=60):
+    """Wait until nothing is live and every block is free."""
+    deadline = time.monotonic() + limit_s
+    while True:
+        check, machines = fetch(launch, "/v1/check"), fetch(launch, "/v1/machines")["machines"]
+        held = [each for each in machines if each["legs"] or each["blocks"]["free"] != each["blocks"]["total"]]
+        if check["live"] == 0 and not held:
+            return check, machines
+        assert time.monotonic() < deadline, (check, machines)
+        time.sleep(0.05)
+
+
+class Meddler:
+    """Kills and restarts as the tokens that clients have had grow in number."""
+
+    def __init__(self, launch, total, faults):
+        self.launch, self.total, self.faults = launch, total, list(faults)
+        self.heard, self.changed, self.done = 0, threading.Condition(), False
+        self.failure = None
+
+    def hear(self):
+        with self.changed:
+            self.heard += 1
+            self.changed.notify_all()
+
+    def run(self):
+        try:
+            for share, name in self.faults:
+                with self.changed:
+                    self.changed.wait_for(lambda at=share: self.done or self.heard >= at * self.total)
+                    if self.done:
+                        return
+                self.launch.kill(name)
+                if name == "service":
+                    self.launch.start_service()
+                else:
+                    self.launch.start_worker(name)
+        except BaseException as error:  # noqa: BLE001 - told by the test
+            self.failure = error
+
+    def finish(self):
+        with self.changed:
+            self.done = True
+            self.changed.notify_all()
+
+
+def test_kills_and_restarts_cost_no_acknowledged_request_and_no_token(model, tmp_path):
+    folder, reference = model
+    logs = tmp_path / "events"
+    options = {
+        "serve_options": ["--event-log", str(logs), "--grace-s", "3", "--rejoin-limit-s", "1"],
+        "worker_options": ["--event-log", str(logs), "--blocks", "400"],
+    }
+    with Launch(folder, prompt=2, token=2, folder=tmp_path, **options) as launch:
+        launch.wait_ready()
+        host = launch.url.split("//")[1]
+        clients = [
+            live_kit.Client(f"request-{at}", ask, host, cancel_after=3 if at % 10 == 9 else None)
+            for at, ask in enumerate(live_kit.asks(REQUESTS))
+        ]
+        total = sum(client.cancel_after or client.ask.outputs for client in clients)
+        faults = [(0.12, "token-0"), (0.3, "prompt-0"), (0.5, "service"), (0.7, "token-1"), (0.8, "service")]
+        meddler = Meddler(launch, total, faults)
+        thread = threading.Thread(target=meddler.run)
+        thread.start()
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            for client in clients:
+                pool.submit(client.run, meddler.hear)
+        meddler.finish()
+        thread.join()
+        assert meddler.failure is None
+        check, machines = all_is_back(launch)
+        assert check["ok"], check
+        assert len(machines) == 4
+        assert all(status == 0 for status in launch.stop().values())
+    for client in clients:
+        assert not client.faults, (client.name, client.faults)
+        text, finish = live_kit.expected(reference, client.ask)
+        if client.finish == "cancelled":
+            assert text.startswith(client.text), client.name
+        else:
+            assert (client.text, client.finish) == (text, finish), client.name
+    assert sum(client.finish == "cancelled" for client in clients) >= REQUESTS // 20
+    assert sum(client.reattached for client in clients) >= 5, "the daemon's death met no stream"
+    replayed = subprocess.run(  # noqa: S603
+        [sys.executable, "-m", "splitcore.cli", "replay", str(logs)], capture_output=True, text=True, check=False
+    )
+    assert replayed.returncode == 0, replayed.stdout + replayed.stderr
