@@ -877,9 +877,7 @@ def serve(options: Mapping[str, object]) -> None:
         KeyboardInterrupt: After Ctrl-C.
     """
 
-def replay(
-    folder: str | PathLike[str], *, progress: Callable[[int, int], object] | None = None
-) -> Replayed:
+def replay(folder: str | PathLike[str], *, progress: Callable[[int, int], object] | None = None) -> Replayed:
     """Apply the events of every log under a folder once more and compare what comes of them.
 
     Logs are written by services that are told to. Each segment of one begins with the state, which must be the one
@@ -1705,8 +1703,8 @@ def workload(
         config: The options of `splitcore.simulate` that name it.
 
     Returns:
-        Its name, and by request the seconds of its arrival, which never decrease, the tokens of its prompt, and those of
-        its output.
+        Its name, and by request the seconds of its arrival, which never decrease, the tokens of its prompt, and those
+        of its output.
 
     Raises:
         ConfigError: If an option is out of range; it names the option.

@@ -10,8 +10,8 @@ use pyo3::types::PyDict;
 use pythonize::{PythonizeError, depythonize, pythonize};
 use splitcore_sim::Options;
 use splitcore_sim::cost::fit_file;
-use splitcore_sim::workload::TraceRequest;
 use splitcore_sim::report::{RequestRecord, RequestRow, Series, Timelines, write_requests_csv};
+use splitcore_sim::workload::TraceRequest;
 
 use crate::arrays::{Field, read_only, row_descriptor};
 use crate::errors::{self, SplitcoreError};
