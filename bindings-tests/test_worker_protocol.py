@@ -309,7 +309,7 @@ def mine(name, /, **other):
     return Identity(**({"name": name, "model": "tiny", "incarnation": 1} | machine | other))
 
 
-def hold_nothing(welcome):
+def hold_nothing(_welcome=None):
     return Registration(role="mixed", kv_capacity_tokens=1024, report=splitcore.Machine(kv_blocks=64).report())
 
 
@@ -323,7 +323,7 @@ def test_a_worker_is_registered_and_stays(service):
             # Longer than the silence that the service bears.
             assert session.next_command(session.welcome.silence_limit_ns / 1e9 + 1) is None
             assert [row.state for row in client.machines() if row.name == "here"] == ["up"]
-            session.notice({"type": "report"} | hold_nothing(None).report)
+            session.notice({"type": "report"} | hold_nothing().report)
             again = session.identity
         assert session.next_command() is None
         with WorkerSession(workers, again, hold_nothing, secret=SECRET, timeout_s=LIMIT_S) as session:
@@ -347,19 +347,22 @@ def test_the_service_refuses_what_does_not_fit(service):
 
 def test_a_later_incarnation_ends_the_session_of_the_earlier(service):
     _, workers = service
-    with WorkerSession(workers, mine("twice"), hold_nothing, secret=SECRET, timeout_s=LIMIT_S) as first:
-        with WorkerSession(workers, mine("twice", incarnation=2), hold_nothing, secret=SECRET, timeout_s=LIMIT_S):
-            with pytest.raises((SessionError, UnreachableError)):
-                first.next_command(LIMIT_S)
+    later = mine("twice", incarnation=2)
+    with (
+        WorkerSession(workers, mine("twice"), hold_nothing, secret=SECRET, timeout_s=LIMIT_S) as first,
+        WorkerSession(workers, later, hold_nothing, secret=SECRET, timeout_s=LIMIT_S),
+        pytest.raises((SessionError, UnreachableError)),
+    ):
+        first.next_command(LIMIT_S)
 
 
 def test_asyncio_does_the_same(service):
-    url, workers = service
+    _, workers = service
 
     async def life():
         async with AsyncWorkerSession(workers, mine("loop"), hold_nothing, secret=SECRET, timeout_s=LIMIT_S) as session:
             assert session.welcome.epoch == session.identity.epoch
-            await session.notice({"type": "report"} | hold_nothing(None).report)
+            await session.notice({"type": "report"} | hold_nothing().report)
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(1.5):
                     await session.next_command()

@@ -9,9 +9,9 @@ from typing import Any
 
 from splitcore.load import plan, report, sending
 from splitcore.load.report import LoadSummary, Seen
-from splitcore.load.sending import Target
+from splitcore.load.sending import Target, base_url, model_of
 
-__all__ = ["LoadSummary", "Seen", "Target", "run"]
+__all__ = ["LoadSummary", "Seen", "Target", "base_url", "model_of", "run"]
 
 
 def run(

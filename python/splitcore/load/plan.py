@@ -13,11 +13,15 @@ __all__ = ["Prompts", "Request", "requests"]
 Prompts = Literal["tokens", "words"]
 
 # Short common words, which most tokenizers have as one token each with the space before them.
-_WORDS = (
-    "the of and to in is was for on that with as by it from at be this are or an have not had which but his her they "
-    "one all were when we there can more if out so up said what its about than into them only other time new some "
-    "could these two may first then do any like my now over such our man me even most made after also did many"
-).split()
+_WORDS = [
+    "the", "of", "and", "to", "in", "is", "was", "for", "on", "that", "with", "as",
+    "by", "it", "from", "at", "be", "this", "are", "or", "an", "have", "not", "had",
+    "which", "but", "his", "her", "they", "one", "all", "were", "when", "we", "there", "can",
+    "more", "if", "out", "so", "up", "said", "what", "its", "about", "than", "into", "them",
+    "only", "other", "time", "new", "some", "could", "these", "two", "may", "first", "then", "do",
+    "any", "like", "my", "now", "over", "such", "our", "man", "me", "even", "most", "made",
+    "after", "also", "did", "many",
+]  # fmt: skip
 _FIRST_ID = 10
 
 

@@ -1,5 +1,6 @@
-"""What a load has met, by the simulator's rules: percentiles are over all requests, and one that did not finish counts
-as infinitely late.
+"""What a load has met, by the simulator's rules.
+
+Percentiles are over all requests, and one that did not finish counts as infinitely late.
 """
 
 import math
