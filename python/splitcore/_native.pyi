@@ -31,6 +31,7 @@ __all__ = [
     "Leg",
     "Link",
     "Machine",
+    "Pass",
     "PlacedMany",
     "Placement",
     "Polled",
@@ -48,6 +49,7 @@ __all__ = [
     "TransferPlan",
     "UnknownIdError",
     "Why",
+    "Worker",
     "WriterStops",
     "__version__",
     "bench_transfer",
@@ -1710,3 +1712,97 @@ def workload(
         ConfigError: If an option is out of range; it names the option.
         InputError: If a line of a trace is bad; it names file, line and field.
     """
+
+@final
+class Pass:
+    """One forward pass of a `Worker`."""
+
+    @property
+    def number(self) -> int:
+        """Counts from 1."""
+    @property
+    def spans(self) -> list[tuple[list[int], int, list[int], tuple[float, float, int] | None, int, bool]]:
+        """What is in it.
+
+        Token ids, the position of the first, the block table, how the token after them is drawn (temperature, top_p,
+        seed) or None, which output token that is, and whether transfers follow its layers.
+        """
+    def put_layer(self, span: int, layer: int) -> None:
+        """Send a layer of a span, which is in its blocks, to where the transfers that follow it go."""
+
+@final
+class Worker:
+    """One machine of the live service; `splitcore.worker.run` runs its passes. Safe to share between threads."""
+
+    def __new__(
+        cls,
+        pool: Pool,
+        *,
+        connect: str,
+        name: str,
+        role: str,
+        model: str,
+        context: int | None = None,
+        vocabulary: int | None = None,
+        secret: bytes | None = None,
+        peer_listen: str = "127.0.0.1:0",
+        transfer_listen: str = "127.0.0.1:0",
+        backend: str | None = None,
+        batch_tokens_max: int = 2048,
+        batch_requests_max: int = 512,
+        report_interval_s: float = 1.0,
+        transfer_limit_s: float = 20.0,
+        park_limit_s: float = 30.0,
+        orphan_limit_s: float = 120.0,
+        event_log: str | PathLike[str] | None = None,
+        incarnation: int | None = None,
+    ) -> Self:
+        """Start to listen, and to look for the daemon, which may come later.
+
+        Args:
+            pool: Where the KV of its requests lies.
+            connect: Where the daemon takes workers, ``host:port`` or ``unix:/path``.
+            name: Unique among the workers of a daemon.
+            role: ``"prompt"``, ``"token"`` or ``"mixed"``.
+            model: As the daemon names it.
+            context: Positions that the model knows; a request past them ends.
+            vocabulary: Token ids are below it; a request with others ends.
+            secret: What daemon and workers share.
+            peer_listen: Where it takes other workers.
+            transfer_listen: ``IP:PORT``, where it takes KV from other hosts.
+            backend: What sends its KV; None chooses by where it goes.
+            batch_tokens_max: Prompt tokens and decodes in a pass.
+            batch_requests_max: Requests in a pass.
+            report_interval_s: Between two reports.
+            transfer_limit_s: A transfer may take.
+            park_limit_s: Work may wait for room.
+            orphan_limit_s: Work is kept without a daemon.
+            event_log: A folder in which to write down what its scheduler hears and does.
+            incarnation: Higher with each start of the name; by default from the clock.
+
+        Raises:
+            ConfigError: If an option is out of its range.
+            SplitcoreError: If it cannot listen.
+        """
+    @property
+    def peer_address(self) -> str:
+        """Where it takes other workers."""
+    @property
+    def ended(self) -> tuple[str, str] | None:
+        """How it has ended and why: ``stopped``, ``given-up`` or ``failed``; None while it goes on."""
+    def next_pass(self, timeout_s: float | None = None) -> Pass | None:
+        """Wait for a pass to run.
+
+        Returns:
+            The pass, or None when the time is up or it has ended.
+        """
+    def pass_done(self, done: Pass, tokens: Sequence[tuple[int, int]]) -> None:
+        """Say that a pass has run and what was drawn for which span; transfers that lack a layer have failed."""
+    def stats(self) -> dict[str, Any]:
+        """Tell what it has done, by name."""
+    def stop(self) -> tuple[str, str]:
+        """End it, wait until its daemon has been told, and tell how it ended."""
+    def fail(self, reason: str) -> tuple[str, str]:
+        """End it because its engine cannot go on, as `stop`."""
+    def close(self) -> None:
+        """End it, and give back its sockets and threads."""

@@ -18,6 +18,7 @@ from splitcore import (
     serve_cli,
     tables,
     top_cli,
+    worker_cli,
 )
 from splitcore.options import Machines, Pools, Rules, Workload, option, takes
 from splitcore.outputs import STDOUT, Outputs, dump
@@ -127,6 +128,7 @@ app.command()(plan_cli.parallelism)
 app.command()(reproduce_cli.reproduce)
 app.command()(bench_transfer_cli.bench_transfer)
 app.command()(serve_cli.serve)
+app.command()(worker_cli.worker)
 app.command()(replay_cli.replay)
 app.command()(load_cli.load)
 app.command()(top_cli.top)

@@ -1,56 +1,145 @@
-"""Two clusters of about the same power under one workload, side by side: ``python -m splitcore.demo [FILE.png]``."""
+"""The demonstration: a service, workers that run a real model, and a slice of real conversation traffic."""
 
+import http.client
+import json
 import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TypedDict
+from statistics import mean
+from typing import Any
 
-from splitcore import Report, plots, simulate, tables
+from splitcore import tables
+from splitcore.demo_model import demo_model
+from splitcore.launch import Launch
+from splitcore.load import Target, run
 from splitcore.progress import Bar
 
-__all__ = ["main"]
+__all__ = ["Plan", "main"]
+
+QUESTION = "Why would one run the prompt and the answer of a language model on different machines? One sentence."
+ANSWER_TOKENS_MAX = 48
 
 
-class Machines(TypedDict, total=False):
-    """The pools of a cluster, as `splitcore.simulate` takes them."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What is started, and what is sent."""
 
-    unsplit: str
-    prompt: str
-    token: str
+    model: Path | None = None
+    """Folder of a model; None takes SmolLM2-135M-Instruct."""
+    prompt: int = 2
+    token: int = 2
+    requests: int = 16
+    prompt_max: int = 512
+    output_max: int = 64
+    rate: float = 0.5
+    seed: int = 0
+    event_log: Path | None = None
+    keep: bool = False
+    """Stay up after the load, until Ctrl-C."""
 
 
-CLUSTERS: dict[str, Machines] = {
-    "Baseline-H100 x40": {"unsplit": "40xdgx-h100"},
-    "Splitwise-HA 25P/26T": {"prompt": "25xdgx-h100", "token": "26xdgx-a100"},
-}
-RATE_PER_S = 30.0
-DURATION_S = 300.0
-
-
-def main(path: Path, duration_s: float = DURATION_S) -> None:
-    """Simulate, print one table and draw one figure.
+def main(plan: Plan) -> None:
+    """Start everything, send the traffic, ask one question, print what came of it, and stop everything.
 
     Args:
-        path: Where the figure goes; its folder is made.
-        duration_s: Of the arrivals.
+        plan: What is started and sent.
+
+    Raises:
+        SplitcoreError: If a process does not start, or ends; with its last words.
     """
     out = tables.console()
-    plots.check(path)
-    reports: dict[str, Report] = {}
-    for name, machines in CLUSTERS.items():
-        with Bar(name) as bar:
-            reports[name] = simulate(
-                **machines,
-                trace="azure-conv",
-                rate=RATE_PER_S,
-                duration_s=duration_s,
-                progress=bar.update,
-            )
-    out.print(f"Azure conversation lengths, {RATE_PER_S:g} requests/s for {duration_s:g} s, BLOOM-176B\n")
-    out.print(tables.comparison({name: report.summary for name, report in reports.items()}))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    plots.save(reports, path)
-    out.print(f"plot: {path}", soft_wrap=True)
+    folder = demo_model() if plan.model is None else plan.model
+    logged = [] if plan.event_log is None else ["--event-log", str(plan.event_log)]
+    out.print(f"starting a service, {plan.prompt} prompt and {plan.token} token workers of {folder.name}")
+    with Launch(
+        folder, prompt=plan.prompt, token=plan.token, serve_options=logged, worker_options=["--blocks", "256", *logged]
+    ) as launch:
+        with Bar("loading the model") as bar:
+            launch.wait_ready(progress=bar.update)
+        out.print(f"listening on {launch.url}")
+        summary = _load(launch.url, folder.name, plan)
+        _ask(launch.url, folder.name, out.file)
+        handoffs = _fetch(launch.url, "/v1/overview")["handoffs"]
+        out.print(tables.demonstration(summary, [each["exposed_ms"] for each in handoffs]))
+        if plan.keep:
+            _stay(launch.url, folder.name)
+        status = launch.stop()
+        for name in launch.roles:
+            out.print(f"{name:>9}: {_last_words(launch, name)}", soft_wrap=True)
+        wrong = {name: code for name, code in status.items() if code}
+        if wrong:
+            raise launch.children[next(iter(wrong))].failed(f"ended with {next(iter(wrong.values()))}")
 
 
-if __name__ == "__main__":
-    main(Path(sys.argv[1] if len(sys.argv) > 1 else "out/demo.png"))
+def _load(url: str, model: str, plan: Plan) -> Any:
+    with Bar("requests") as bar:
+        return run(
+            Target(url=url, model=model, prompts="words", timeout_s=240, seed=plan.seed),
+            {"trace": "azure-conv", "rate": plan.rate, "seed": plan.seed},
+            max_requests=plan.requests,
+            prompt_max=plan.prompt_max,
+            output_max=plan.output_max,
+            progress=bar.update,
+        )
+
+
+def _ask(url: str, model: str, out: Any) -> None:
+    """Print a question, and its answer as it comes."""
+    body = {
+        "model": model,
+        "messages": [{"role": "user", "content": QUESTION}],
+        "max_tokens": ANSWER_TOKENS_MAX,
+        "temperature": 0,
+        "stream": True,
+    }
+    print(f"\n> {QUESTION}", file=out)
+    for piece in _stream(url, "/v1/chat/completions", body):
+        print(piece, end="", file=out, flush=True)
+    print("\n", file=out)
+
+
+def _stream(url: str, path: str, body: dict[str, Any]) -> Iterator[str]:
+    connection = http.client.HTTPConnection(url.split("//")[1], timeout=240)
+    try:
+        connection.request("POST", path, json.dumps(body), {"content-type": "application/json"})
+        answer = connection.getresponse()
+        if answer.status != http.HTTPStatus.OK:
+            raise OSError(f"{path}: {answer.status} {answer.read().decode(errors='replace')}")
+        for line in answer:
+            data = line.decode().removeprefix("data:").strip() if line.startswith(b"data:") else ""
+            if data and data != "[DONE]":
+                for choice in json.loads(data)["choices"]:
+                    yield choice["delta"].get("content") or ""
+    finally:
+        connection.close()
+
+
+def _fetch(url: str, path: str) -> Any:
+    connection = http.client.HTTPConnection(url.split("//")[1], timeout=30)
+    try:
+        connection.request("GET", path)
+        return json.loads(connection.getresponse().read())
+    finally:
+        connection.close()
+
+
+def _stay(url: str, model: str) -> None:
+    example = {"model": model, "messages": [{"role": "user", "content": "Hello!"}], "stream": True}
+    print(f"\nit stays up until Ctrl-C; see {url}/ or\n\n  curl -N {url}/v1/chat/completions \\")
+    print(f"    -H 'content-type: application/json' -d '{json.dumps(example)}'\n", flush=True)
+    try:
+        sys.stdin.read() if sys.stdin.isatty() else _for_ever()
+    except KeyboardInterrupt:
+        print()
+
+
+def _for_ever() -> None:
+    import signal
+
+    signal.pause()
+
+
+def _last_words(launch: Launch, name: str) -> str:
+    lines = [line for line in launch.children[name].lines if "passes" in line]
+    return lines[-1].removeprefix("splitcore worker: ") if lines else "(said nothing)"

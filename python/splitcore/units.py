@@ -3,7 +3,7 @@
 import math
 import re
 
-__all__ = ["OptionError", "bandwidth", "power"]
+__all__ = ["OptionError", "bandwidth", "power", "size"]
 
 _BYTES_PER_UNIT = {
     "": 1.0,
@@ -14,6 +14,7 @@ _BYTES_PER_UNIT = {
 }
 _BANDWIDTH = re.compile(r"(?P<number>\d+(\.\d*)?([eE][+-]?\d+)?)\s*(?P<unit>[kKMGT]?i?[bB]?)(?P<per>/s|ps)?")
 
+_SIZE = re.compile(r"(?P<number>\d+(\.\d*)?)\s*(?P<unit>[kKMGT]?i?B)?")
 _POWER = re.compile(r"(?P<number>\d+(\.\d*)?([eE][+-]?\d+)?)\s*(?P<unit>[kM]?W)?")
 _WATTS_PER_UNIT = {None: 1.0, "W": 1.0, "kW": 1e3, "MW": 1e6}
 
@@ -70,3 +71,24 @@ def power(text: str | None) -> float | None:
         if 0 < watts < math.inf:
             return watts
     raise OptionError("power-limit", "a power as 250kW, 1.2MW or 6500W, above zero", text)
+
+
+def size(text: str, option: str) -> int:
+    """Read ``2GiB``, ``1.5GB``, ``512MiB`` or a plain number of bytes.
+
+    Args:
+        text: The option's value.
+        option: Which option, for the error.
+
+    Returns:
+        Bytes.
+
+    Raises:
+        OptionError: If it is anything else, or not above zero.
+    """
+    match = _SIZE.fullmatch(text.strip())
+    if match is not None and (match["unit"] or "") in _BYTES_PER_UNIT:
+        bytes_given = float(match["number"]) * _BYTES_PER_UNIT[match["unit"] or ""]
+        if 1 <= bytes_given < 1 << 62:
+            return int(bytes_given)
+    raise OptionError(option, "a size as 2GiB, 512MiB or bytes, above zero", text)

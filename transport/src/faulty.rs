@@ -16,7 +16,7 @@ use rand_pcg::Pcg32;
 use splitcore_core::kv::{BlockId, KvRange, PoolShape};
 
 use crate::error::TransferError;
-use crate::transfer::{Completion, Grant, Link, PeerState, TransferKey};
+use crate::transfer::{Completion, Grant, Link, PeerState, TransferKey, Wake};
 use crate::word::Generation;
 
 /// One thing for each kind of fault.
@@ -378,6 +378,11 @@ impl Link for Faulty {
         let holds = !state.held.is_empty() || !state.ends.is_empty();
         drop(state);
         holds || self.inner.wait(within)
+    }
+
+    /// What is held back wakes nobody: only calls move it on.
+    fn on_end(&self, wake: Wake) {
+        self.inner.on_end(wake);
     }
 
     fn peer(&self) -> PeerState {

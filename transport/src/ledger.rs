@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use splitcore_core::kv::{BlockSet, KvRange, PoolShape};
@@ -13,7 +13,7 @@ use crate::error::TransferError;
 use crate::handshake::Incarnation;
 use crate::pool::Pool;
 use crate::ring::{Consumer, Producer, ring};
-use crate::transfer::{Completion, Grant, PeerState, TransferKey};
+use crate::transfer::{Completion, Grant, PeerState, TransferKey, Wake};
 use crate::word::Doorbell;
 
 /// Transfers that may be begun, or ended and not yet polled, at once.
@@ -39,6 +39,8 @@ pub(crate) struct Ledger {
     ended: Mutex<Consumer<Completion>>,
     /// Rung at each end. Sleeping on the ring itself would take hold of it, and `poll` waits for nobody.
     bell: Doorbell,
+    /// Called at each ring.
+    wake: OnceLock<Wake>,
 }
 
 struct Books {
@@ -80,6 +82,7 @@ impl Ledger {
             books: Mutex::new(books),
             ended: Mutex::new(ended),
             bell: Doorbell::default(),
+            wake: OnceLock::new(),
         }
     }
 
@@ -218,7 +221,7 @@ impl Ledger {
         if open {
             books.finish(completion);
             drop(books);
-            self.bell.ring();
+            self.ring();
         }
         open
     }
@@ -233,7 +236,19 @@ impl Ledger {
             books.finish(Completion::Failed(key, why(key)));
         }
         drop(books);
+        self.ring();
+    }
+
+    fn ring(&self) {
         self.bell.ring();
+        if let Some(wake) = self.wake.get() {
+            wake();
+        }
+    }
+
+    /// Calls this at each end from here on; see [`crate::Link::on_end`].
+    pub(crate) fn on_end(&self, wake: Wake) {
+        let _ = self.wake.set(wake);
     }
 
     /// What is known of the receiver.

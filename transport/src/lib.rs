@@ -67,5 +67,5 @@ pub use outcomes::{Outcome, Outcomes, Overdue};
 pub use pool::Pool;
 pub use receiver::{ListenOptions, Receiver};
 pub use throttle::{Throttle, Wire};
-pub use transfer::{Completion, Grant, Link, PeerState, TransferKey};
+pub use transfer::{Completion, Grant, Link, PeerState, TransferKey, Wake};
 pub use word::{Generation, LayerSeal};

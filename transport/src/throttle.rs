@@ -15,7 +15,7 @@ use crate::error::TransferError;
 use crate::handshake::Incarnation;
 use crate::ledger::Ledger;
 use crate::pool::Pool;
-use crate::transfer::{Completion, Grant, Link, PeerState, TransferKey};
+use crate::transfer::{Completion, Grant, Link, PeerState, TransferKey, Wake};
 
 /// A wire that is to be imitated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -328,6 +328,10 @@ impl Link for Throttle {
 
     fn wait(&self, within: Duration) -> bool {
         self.shared.inner.wait(within)
+    }
+
+    fn on_end(&self, wake: Wake) {
+        self.shared.inner.on_end(wake);
     }
 
     fn peer(&self) -> PeerState {

@@ -1,6 +1,7 @@
 //! A transfer: its name, what was granted for it, and the half that writes.
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -108,6 +109,9 @@ impl Completion {
     }
 }
 
+/// Wakes somebody, and does nothing else: it is called with locks held.
+pub type Wake = Arc<dyn Fn() + Send + Sync>;
+
 /// The writing half: one sender's connection to one receiver, whatever carries the bytes.
 ///
 /// No call waits for the peer. Shared memory copies in the caller's thread, the others queue; source blocks must stay
@@ -152,6 +156,11 @@ pub trait Link: Send + Sync {
 
     /// Sleeps until there is something to [`poll`](Self::poll), at most `within`; says whether there is.
     fn wait(&self, within: Duration) -> bool;
+
+    /// Calls this from here on whenever there is something to [`poll`](Self::poll), and when the receiver is lost, so
+    /// that one thread can sleep for many links. What was so before is for the caller to look at. Only the first call
+    /// of this counts.
+    fn on_end(&self, wake: Wake);
 
     /// What is known of the receiver: [`PeerState::Connected`] or [`PeerState::Lost`].
     fn peer(&self) -> PeerState;

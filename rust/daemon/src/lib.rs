@@ -10,6 +10,7 @@ pub mod clock;
 pub mod host;
 pub mod http;
 pub mod metrics;
+mod openai;
 pub mod options;
 pub mod server;
 mod timed;

@@ -15,6 +15,7 @@ use splitcore_core::cluster::MachineState;
 use splitcore_core::event::Role;
 
 use crate::host::{Overview, REJECTIONS};
+use crate::openai::metrics::Series;
 
 type Share = Gauge<f64, AtomicU64>;
 
@@ -69,6 +70,7 @@ pub struct Metrics {
     pool_machines: Family<Pool, Gauge>,
     queue_tokens: Family<PoolStat, Share>,
     kv_usage: Family<PoolStat, Share>,
+    gateway: Series,
 }
 
 fn state_name(state: MachineState) -> &'static str {
@@ -124,6 +126,7 @@ impl Metrics {
             pool_machines: Family::default(),
             queue_tokens: Family::default(),
             kv_usage: Family::default(),
+            gateway: Series::new(),
         };
         metrics.registered(answers)
     }
@@ -156,7 +159,13 @@ impl Metrics {
         of.register("pool_machines", "Machines that take work, by pool", self.pool_machines.clone());
         of.register("pool_queue_tokens", "Prompt tokens that wait on a machine", self.queue_tokens.clone());
         of.register("pool_kv_usage_ratio", "Share of a machine's KV tokens in use", self.kv_usage.clone());
+        self.gateway.register(of);
         self
+    }
+
+    /// What is counted of requests that get tokens here.
+    pub(crate) fn gateway(&self) -> &Series {
+        &self.gateway
     }
 
     /// A placement call has been answered.

@@ -40,7 +40,13 @@ fn ask(name: &str, seed: u64, max_new_tokens: u32) -> Generate {
 }
 
 fn options(workers: &str) -> Options {
-    Options { model: Some("/a/model".into()), workers: workers.to_owned(), grace_s: 0.0, ..common::options() }
+    Options {
+        model: Some(common::bytes_model()),
+        model_name: Some("model".to_owned()),
+        workers: workers.to_owned(),
+        grace_s: 0.0,
+        ..common::options()
+    }
 }
 
 /// Runs a service until `body` is done, then cuts it off as a death would, but for its sockets.

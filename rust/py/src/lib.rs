@@ -20,6 +20,7 @@ mod simulate;
 mod swarm;
 mod transfer;
 mod watched;
+mod worker;
 
 /// The compiled scheduler core. Import these names from `splitcore`.
 #[pyo3::pymodule]
@@ -64,4 +65,6 @@ mod _native {
         TransferKey, TransferPlan, WriterStops, choose_backend, connect, cuda_devices, new_incarnation,
         plan_transfer, senders,
     };
+    #[pymodule_export]
+    use crate::worker::{Pass, Worker};
 }

@@ -1,8 +1,8 @@
 //! The protocol between a splitcore daemon and its workers, and between workers: `docs/protocol.md` in code.
 //!
 //! [`message`] is what is said, [`codec`] how it is framed, [`session`] who may say what when; none of them does IO.
-//! [`link`] drives a worker's side with threads, `listen` (feature `tokio`) a daemon's with tasks. [`roster`] is who has
-//! which name and place.
+//! [`link`] drives a worker's side with threads, `listen` (feature `tokio`) a daemon's with tasks, `peers` (the same) both
+//! sides of what workers tell each other. [`roster`] is who has which name and place.
 
 #![forbid(unsafe_code)]
 
@@ -15,5 +15,9 @@ pub mod link;
 #[cfg(feature = "tokio")]
 pub mod listen;
 pub mod message;
+#[cfg(feature = "tokio")]
+pub mod peers;
+#[cfg(feature = "tokio")]
+mod pipe;
 pub mod roster;
 pub mod session;

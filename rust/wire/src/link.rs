@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream, ToSocketAddrs};
 use std::os::unix::net::UnixStream;
-use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::sync::mpsc::{Receiver, TrySendError, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -50,6 +50,10 @@ pub enum LinkEvent {
         retry_ns: u64,
     },
 }
+
+/// Who hears of what happens to a link. Returns whether there was room: a session that says more than there is room for
+/// ends, and of a link that nobody hears any more the thread ends.
+type Tell = Box<dyn Fn(LinkEvent) -> bool + Send + Sync>;
 
 /// A connection of either kind.
 #[derive(Debug)]
@@ -127,12 +131,11 @@ struct State {
     stopped: bool,
 }
 
-#[derive(Debug)]
 struct Shared {
     origin: Instant,
     state: Mutex<State>,
     wake: Condvar,
-    events: SyncSender<LinkEvent>,
+    tell: Tell,
     frame_limit: Duration,
     queue_frames_max: u32,
 }
@@ -159,12 +162,11 @@ impl Shared {
                         return Some(self.failed(&error));
                     }
                 }
-                Step::Event(event) => match self.events.try_send(LinkEvent::Session(event)) {
-                    Ok(()) | Err(TrySendError::Disconnected(_)) => {}
-                    Err(TrySendError::Full(_)) => {
+                Step::Event(event) => {
+                    if !(self.tell)(LinkEvent::Session(event)) {
                         return Some(CloseReason::Slow { frames: self.queue_frames_max });
                     }
-                },
+                }
                 Step::Close(reason) => return Some(reason),
             }
         }
@@ -199,38 +201,62 @@ impl Shared {
 }
 
 /// A worker's connection to its daemon.
-#[derive(Debug)]
 pub struct WorkerLink {
     shared: Arc<Shared>,
-    events: Receiver<LinkEvent>,
+    /// Unless they are told.
+    events: Option<Receiver<LinkEvent>>,
     thread: Option<JoinHandle<()>>,
 }
 
+impl std::fmt::Debug for WorkerLink {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("WorkerLink").field("state", &self.shared.state).finish_non_exhaustive()
+    }
+}
+
 impl WorkerLink {
-    /// Starts to connect.
+    /// Starts to connect. What happens waits for [`WorkerLink::recv`].
     ///
     /// # Errors
     /// There is no thread to be had.
     pub fn start(options: LinkOptions) -> io::Result<Self> {
+        let (sender, events) = sync_channel(options.settings.limits.queue_frames_max as usize);
+        let tell = move |event| match event {
+            // Here the thread may wait: nobody is there to answer.
+            LinkEvent::Lost { .. } => sender.send(event).is_ok(),
+            LinkEvent::Session(_) => !matches!(sender.try_send(event), Err(TrySendError::Full(_))),
+        };
+        let mut link = Self::start_telling(options, tell)?;
+        link.events = Some(events);
+        Ok(link)
+    }
+
+    /// Starts to connect, and tells what happens as it happens: the call must neither wait nor use the link.
+    ///
+    /// # Errors
+    /// There is no thread to be had.
+    pub fn start_telling(
+        options: LinkOptions,
+        tell: impl Fn(LinkEvent) -> bool + Send + Sync + 'static,
+    ) -> io::Result<Self> {
         let limits = options.settings.limits;
-        let (sender, events) = sync_channel(limits.queue_frames_max as usize);
         let shared = Arc::new(Shared {
             origin: Instant::now(),
             state: Mutex::default(),
             wake: Condvar::new(),
-            events: sender,
+            tell: Box::new(tell),
             frame_limit: Duration::from_nanos(limits.frame_limit_ns),
             queue_frames_max: limits.queue_frames_max,
         });
         let of = Arc::clone(&shared);
         let thread = std::thread::Builder::new().name("splitcore-link".to_owned());
         let thread = thread.spawn(move || keep(&of, options))?;
-        Ok(Self { shared, events, thread: Some(thread) })
+        Ok(Self { shared, events: None, thread: Some(thread) })
     }
 
     /// The next event, if one comes in time.
     pub fn recv(&self, limit: Duration) -> Option<LinkEvent> {
-        self.events.recv_timeout(limit).ok()
+        self.events.as_ref()?.recv_timeout(limit).ok()
     }
 
     /// Answers a `Welcome`. Returns whether there was one to answer.
@@ -249,6 +275,19 @@ impl WorkerLink {
         self.shared.act(|session, steps| session.tokens(tokens, steps))
     }
 
+    /// Ends the session, if there is one, with this reason, and connects no more.
+    pub fn close(&self, reason: &str) {
+        let mut state = self.shared.lock();
+        state.stopped = true;
+        if let Some(live) = &mut state.live {
+            let mut steps = Vec::new();
+            live.session.close(CloseReason::Closed(reason.to_owned()), &mut steps);
+            let _ = self.shared.carry_out(live, steps);
+            live.stream.shut();
+        }
+        self.shared.wake.notify_all();
+    }
+
     /// Drops the connection without a word, as a broken network would. The link connects again.
     pub fn sever(&self) {
         if let Some(live) = &self.shared.lock().live {
@@ -259,17 +298,9 @@ impl WorkerLink {
 
 impl Drop for WorkerLink {
     fn drop(&mut self) {
-        {
-            let mut state = self.shared.lock();
-            state.stopped = true;
-            if let Some(live) = &mut state.live {
-                let mut steps = Vec::new();
-                live.session.close(CloseReason::Closed("the worker ends".to_owned()), &mut steps);
-                let _ = self.shared.carry_out(live, steps);
-                live.stream.shut();
-            }
-            self.shared.wake.notify_all();
-        }
+        self.close("the worker ends");
+        // One that waits for room to tell of its last session waits no more.
+        self.events = None;
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
@@ -292,8 +323,7 @@ fn keep(shared: &Shared, mut options: LinkOptions) {
             return;
         }
         drop(state);
-        // Here the thread may wait: nobody is there to answer.
-        if shared.events.send(LinkEvent::Lost { reason, retry_ns }).is_err() {
+        if !(shared.tell)(LinkEvent::Lost { reason, retry_ns }) {
             return;
         }
         state = shared.lock();
@@ -310,6 +340,9 @@ fn open(shared: &Shared, options: &LinkOptions) -> io::Result<Stream> {
     let session =
         WorkerSession::new(options.identity.clone(), options.settings.clone(), nonce()?, shared.now());
     let mut state = shared.lock();
+    if state.stopped {
+        return Err(io::Error::other("the worker ends"));
+    }
     state.live = Some(Live { session, stream });
     Ok(reader)
 }

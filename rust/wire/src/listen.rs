@@ -14,17 +14,12 @@ use tokio::time::Instant;
 
 use crate::address::Address;
 use crate::auth::nonce;
-use crate::codec::{Decoder, encode};
 use crate::message::{Assigned, Hello, Refusal, ToDaemon, ToWorker};
+use crate::pipe::{Pipe, READ_BYTES};
 use crate::session::{CloseReason, DaemonEvent, DaemonSession, Settings, Step};
 
-const READ_BYTES: usize = 16 << 10;
-/// Bytes that are taken from the queue before those before them are written.
-const PENDING_BYTES: usize = 256 << 10;
-/// How long a connection that has been closed may take to read why.
-const LINGER: Duration = Duration::from_secs(1);
 /// After an `accept` that failed, for want of descriptors most likely.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+pub(crate) const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// A connection. Never used twice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -178,7 +173,11 @@ impl Listener {
         }
     }
 
-    async fn accept(&self) -> io::Result<Accepted> {
+    /// The next connection.
+    ///
+    /// # Errors
+    /// The system has none to give: it is to be tried again a little later.
+    pub(crate) async fn accept(&self) -> io::Result<Accepted> {
         match &self.inner {
             Inner::Tcp(listener) => {
                 let (stream, _) = listener.accept().await?;
@@ -190,7 +189,8 @@ impl Listener {
     }
 }
 
-enum Accepted {
+/// A connection of either kind.
+pub(crate) enum Accepted {
     Tcp(tokio::net::TcpStream),
     Unix(tokio::net::UnixStream),
 }
@@ -204,12 +204,7 @@ struct Task {
     heard: mpsc::Sender<Heard>,
     says: mpsc::Receiver<Say>,
     handle: Handle,
-    decoder: Decoder,
-    within_since: Option<Instant>,
-    /// To be written, and how much of it has been.
-    pending: Vec<u8>,
-    written: usize,
-    wrote_at: Instant,
+    pipe: Pipe,
     steps: Vec<Step<ToWorker, DaemonEvent>>,
 }
 
@@ -227,16 +222,12 @@ impl Task {
         Ok(Self {
             id,
             session,
+            pipe: Pipe::new(settings.limits),
             settings,
             origin,
             heard,
             says,
             handle: Handle { says: sender, slow: Arc::new(Notify::new()) },
-            decoder: Decoder::new(),
-            within_since: None,
-            pending: Vec::new(),
-            written: 0,
-            wrote_at: origin,
             steps,
         })
     }
@@ -248,7 +239,7 @@ impl Task {
     async fn run<S: AsyncRead + AsyncWrite>(mut self, stream: S) {
         let (mut reader, mut writer) = tokio::io::split(stream);
         let reason = self.converse(&mut reader, &mut writer).await;
-        self.part(&mut reader, &mut writer).await;
+        self.pipe.part(&mut reader, &mut writer).await;
         let _ = self.heard.send(Heard { connection: self.id, what: What::Closed { reason } }).await;
     }
 
@@ -266,17 +257,10 @@ impl Task {
                 return reason;
             }
             let deadline = self.deadline();
-            let speaks = self.pending.len() < PENDING_BYTES;
+            let speaks = self.pipe.has_room();
             tokio::select! {
-                wrote = writer.write(&self.pending[self.written..]), if !self.pending.is_empty() => match wrote {
-                    Ok(wrote) => {
-                        self.written += wrote;
-                        if self.written == self.pending.len() {
-                            self.pending.clear();
-                            self.written = 0;
-                        }
-                        self.wrote_at = Instant::now();
-                    }
+                wrote = writer.write(self.pipe.unwritten()), if self.pipe.writes() => match wrote {
+                    Ok(wrote) => self.pipe.wrote(wrote),
                     Err(error) => self.fail(CloseReason::Io(error.to_string())),
                 },
                 read = reader.read(&mut bytes) => match read {
@@ -296,27 +280,15 @@ impl Task {
         }
     }
 
-    fn frame_limit(&self) -> Duration {
-        Duration::from_nanos(self.settings.limits.frame_limit_ns)
-    }
-
     fn deadline(&self) -> Instant {
         let session = Duration::from_nanos(self.session.next_deadline().since(self.now()));
-        let mut deadline = Instant::now() + session.min(Duration::from_secs(3600));
-        if let Some(since) = self.within_since {
-            deadline = deadline.min(since + self.frame_limit());
-        }
-        if !self.pending.is_empty() {
-            deadline = deadline.min(self.wrote_at + self.frame_limit());
-        }
-        deadline
+        let deadline = Instant::now() + session.min(Duration::from_secs(3600));
+        self.pipe.deadline().map_or(deadline, |frame| frame.min(deadline))
     }
 
     fn look_at_the_time(&mut self) {
-        let late = |since: Instant| since.elapsed() >= self.frame_limit();
-        if self.within_since.is_some_and(late) || (!self.pending.is_empty() && late(self.wrote_at)) {
-            let limit_ns = self.settings.limits.frame_limit_ns;
-            self.fail(CloseReason::Stalled { limit_ns });
+        if let Some(reason) = self.pipe.stalled() {
+            self.fail(reason);
         }
         let now = self.now();
         self.session.tick(now, &mut self.steps);
@@ -327,19 +299,20 @@ impl Task {
     }
 
     fn hear(&mut self, bytes: &[u8]) {
-        self.decoder.push(bytes);
         let now = self.now();
-        let mut any = false;
-        while !self.session.is_closed() {
-            match self.decoder.next::<ToDaemon>(self.session.frame_bytes_max()) {
-                Ok(Some(message)) => self.session.receive(now, message, &mut self.steps),
-                Ok(None) => break,
-                Err(error) => self.fail(error.into()),
+        let (session, steps) = (&mut self.session, &mut self.steps);
+        self.pipe.read(bytes, |decoder| {
+            let mut any = false;
+            while !session.is_closed() {
+                match decoder.next::<ToDaemon>(session.frame_bytes_max()) {
+                    Ok(Some(message)) => session.receive(now, message, steps),
+                    Ok(None) => break,
+                    Err(error) => session.close(error.into(), steps),
+                }
+                any = true;
             }
-            any = true;
-        }
-        let since = if any { None } else { self.within_since };
-        self.within_since = self.decoder.is_within_frame().then(|| since.unwrap_or_else(Instant::now));
+            any
+        });
     }
 
     fn say(&mut self, say: Say) {
@@ -358,15 +331,11 @@ impl Task {
     async fn carry_out(&mut self) -> Option<CloseReason> {
         for step in std::mem::take(&mut self.steps) {
             match step {
-                Step::Send(message) => match encode(&message, self.settings.limits.frame_bytes_max) {
-                    Ok(frame) => {
-                        if self.pending.is_empty() {
-                            self.wrote_at = Instant::now();
-                        }
-                        self.pending.extend_from_slice(&frame);
+                Step::Send(message) => {
+                    if let Err(error) = self.pipe.push(&message) {
+                        return Some(error.into());
                     }
-                    Err(error) => return Some(error.into()),
-                },
+                }
                 Step::Event(event) => {
                     let what = match event {
                         DaemonEvent::Hello(hello) => What::Hello { hello, handle: self.handle.clone() },
@@ -380,19 +349,5 @@ impl Task {
             }
         }
         None
-    }
-
-    /// Gives the other side a moment to read why. What it still sends is read, lest the system throw away what it has
-    /// yet to read.
-    async fn part<S: AsyncRead + AsyncWrite>(&mut self, reader: &mut ReadHalf<S>, writer: &mut WriteHalf<S>) {
-        let pending = self.pending.split_off(self.written);
-        let farewell = async {
-            writer.write_all(&pending).await?;
-            writer.shutdown().await?;
-            let mut bytes = [0; 1024];
-            while reader.read(&mut bytes).await? > 0 {}
-            io::Result::Ok(())
-        };
-        let _ = tokio::time::timeout(LINGER, farewell).await;
     }
 }

@@ -371,6 +371,9 @@ pub enum ToPeer {
         #[serde(default)]
         grant: Option<GrantBody>,
     },
+    /// Output tokens of a leg that the source has drawn: the destination must have them before it decodes. From the
+    /// source.
+    Tokens(Tokens),
     /// Still there? From the source.
     Ping {
         /// Counts from 1.
@@ -430,6 +433,7 @@ impl Named for ToPeer {
             Self::Welcome(_) => "welcome",
             Self::Refused(_) => "refused",
             Self::Peer { .. } => "peer",
+            Self::Tokens(_) => "tokens",
             Self::Ping { .. } => "ping",
             Self::Pong { .. } => "pong",
             Self::Close { .. } => "close",

@@ -43,11 +43,16 @@ proptest! {
                         prop_assert!(open);
                         prop_assert_eq!(dials, matches!(message, Peer::AbortAck { .. }));
                     }
+                    Step::Event(PeerEvent::Tokens { .. }) => prop_assert!(open && dials),
                     _ => {}
                 }
             }
         }
     }
+}
+
+fn tokens() -> Tokens {
+    Tokens { key: kit::key(1), from: 0, ids: vec![504] }
 }
 
 /// Runs two peers against one another until neither has anything to say. Returns what each heard.
@@ -65,6 +70,7 @@ fn peers(source: Settings, wanted: splitcore_core::id::MachineId) -> (Vec<PeerEv
                 Step::Event(event) => {
                     if let PeerEvent::Message { message: Peer::Abort { key }, .. } = event {
                         source.say(Peer::AbortAck { key }, None, &mut to_destination);
+                        assert!(source.tokens(tokens(), &mut to_destination));
                     }
                     at_source.push(event);
                 }
@@ -77,6 +83,7 @@ fn peers(source: Settings, wanted: splitcore_core::id::MachineId) -> (Vec<PeerEv
                 Step::Event(event) => {
                     if matches!(event, PeerEvent::Open { .. }) {
                         let key = kit::key(1);
+                        assert!(!destination.tokens(tokens(), &mut to_source), "it is not the source");
                         let grant = Peer::Grant { key, blocks: 3 };
                         destination.say(grant, Some(kit::grant()), &mut to_source);
                         destination.say(Peer::Abort { key }, None, &mut to_source);
@@ -99,6 +106,22 @@ fn a_destination_grants_and_aborts_and_its_source_answers() {
     assert_eq!(at_source.len(), 3);
     let ack = Peer::AbortAck { key: kit::key(1) };
     assert_eq!(at_destination[1], PeerEvent::Message { from: kit::SOURCE, message: ack, grant: None });
+    assert_eq!(at_destination[2], PeerEvent::Tokens { from: kit::SOURCE, tokens: tokens() });
+}
+
+#[test]
+fn tokens_are_the_sources_to_give_and_only_once_the_session_is_open() {
+    let mut out: PeerOut = Vec::new();
+    let identity = kit::peer_identity(kit::SOURCE);
+    let mut source = PeerSession::accept(identity, kit::settings(), kit::CHALLENGE, at(0), &mut out);
+    assert!(!source.tokens(tokens(), &mut out), "nobody is there");
+    source.receive(at(1), ToPeer::Hello(Box::new(kit::peer_hello())), &mut out);
+    out.clear();
+    source.receive(at(1), ToPeer::Tokens(tokens()), &mut out);
+    let Some(Step::Close(reason)) = out.last() else { panic!("{out:?}") };
+    assert_eq!(reason.to_string(), "tokens while it is the other side's");
+    out.clear();
+    assert!(!source.tokens(tokens(), &mut out) && out.is_empty(), "it is over");
 }
 
 #[test]

@@ -21,7 +21,7 @@ use crate::ledger::Ledger;
 use crate::local::{self, Call, Offered, Watch, call};
 use crate::pool::Pool;
 use crate::receiver::Serving;
-use crate::transfer::{Completion, Grant, Link, PeerState, TransferKey};
+use crate::transfer::{Completion, Grant, Link, PeerState, TransferKey, Wake};
 
 /// What the receiver's welcome says of its memory.
 #[derive(Debug, Serialize, Deserialize)]
@@ -198,6 +198,10 @@ impl Link for CudaLink {
 
     fn wait(&self, within: Duration) -> bool {
         self.copier().ledger().wait(within)
+    }
+
+    fn on_end(&self, wake: Wake) {
+        self.copier().ledger().on_end(wake);
     }
 
     fn peer(&self) -> PeerState {

@@ -279,6 +279,12 @@ impl Landing {
         arrivals.extend(told);
     }
 
+    /// Wakes whoever sleeps in [`wait`](Self::wait), as if something had happened: who has more to look at sleeps there
+    /// for all of it.
+    pub fn wake(&self) {
+        self.inner.board.ring();
+    }
+
     /// Sleeps until something happens that [`poll`](Self::poll) has not seen, at most `within`; says whether it did.
     pub fn wait(&self, within: Duration) -> bool {
         let seen = self.inner.rings_seen.load(Ordering::Relaxed);

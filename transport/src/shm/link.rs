@@ -13,7 +13,7 @@ use crate::ledger::Ledger;
 use crate::local::{Call, Message, Sending, call};
 use crate::memory::Mapping;
 use crate::pool::Pool;
-use crate::transfer::{Completion, Grant, Link, PeerState, TransferKey};
+use crate::transfer::{Completion, Grant, Link, PeerState, TransferKey, Wake};
 use crate::word::{CellState, LayerSeal, Unpublishable};
 
 /// Bytes that are copied under one hold of the gate: how long a stop may have to wait.
@@ -223,6 +223,10 @@ impl Link for ShmLink {
 
     fn wait(&self, within: Duration) -> bool {
         self.ledger().wait(within)
+    }
+
+    fn on_end(&self, wake: Wake) {
+        self.ledger().on_end(wake);
     }
 
     fn peer(&self) -> PeerState {

@@ -17,7 +17,7 @@ use crate::error::{HandshakeError, TransferError};
 use crate::handshake::{Endpoint, Hello};
 use crate::ledger::{Copy, Ledger};
 use crate::pool::Pool;
-use crate::transfer::{Completion, Grant, Link, PeerState, TransferKey};
+use crate::transfer::{Completion, Grant, Link, PeerState, TransferKey, Wake};
 
 /// Puts and publications that may be queued on one connection.
 pub(super) const QUEUE_MAX: usize = 1 << 16;
@@ -179,6 +179,10 @@ impl Link for TcpLink {
 
     fn wait(&self, within: Duration) -> bool {
         self.shared.ledger.wait(within)
+    }
+
+    fn on_end(&self, wake: Wake) {
+        self.shared.ledger.on_end(wake);
     }
 
     fn peer(&self) -> PeerState {

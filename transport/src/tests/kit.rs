@@ -14,7 +14,7 @@ use crate::handshake::Incarnation;
 use crate::landing::{Landing, Writer};
 use crate::ledger::{Copy, Ledger};
 use crate::pool::Pool;
-use crate::transfer::{Completion, Grant, Link, PeerState, TransferKey};
+use crate::transfer::{Completion, Grant, Link, PeerState, TransferKey, Wake};
 use crate::word::{Generation, LayerSeal};
 
 /// The receiver's name, and the sender's.
@@ -213,6 +213,10 @@ impl Link for Local {
 
     fn wait(&self, within: Duration) -> bool {
         self.ledger.wait(within)
+    }
+
+    fn on_end(&self, wake: Wake) {
+        self.ledger.on_end(wake);
     }
 
     fn peer(&self) -> PeerState {

@@ -267,3 +267,25 @@ fn ends_that_nobody_polls_take_up_the_places_of_transfers() {
     assert_eq!(ended.len(), crate::ledger::TRANSFERS_MAX);
     assert_eq!(ledger.begin(&one_more), Ok(()));
 }
+
+#[test]
+fn who_sleeps_for_many_links_is_woken_by_each_end_and_by_a_loss() {
+    use std::sync::Mutex;
+    let ledger = Arc::new(ledger());
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let (of, into) = (Arc::downgrade(&ledger), seen.clone());
+    ledger.on_end(Arc::new(move || {
+        let ledger = of.upgrade().unwrap();
+        // What it is woken for is there to be seen.
+        let mut ended = Vec::new();
+        ledger.poll(&mut ended);
+        into.lock().unwrap().push((ended.len(), ledger.peer()));
+    }));
+    ledger.on_end(Arc::new(|| panic!("only the first call counts")));
+    let grants: Vec<Grant> = (1..4).map(|request| grant(request, &[1], 32)).collect();
+    grants.iter().for_each(|grant| ledger.begin(grant).unwrap());
+    assert!(ledger.end(Completion::Fenced(grants[0].key)));
+    assert!(!ledger.end(Completion::Fenced(grants[0].key)));
+    ledger.lose(|key| TransferError::PeerLost { key, peer: HERE });
+    assert_eq!(*seen.lock().unwrap(), [(1, PeerState::Connected), (2, PeerState::Lost)]);
+}

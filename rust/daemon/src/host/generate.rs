@@ -135,7 +135,7 @@ impl State {
             }
             book.forget_named(&ask.name);
         }
-        book.begin(request, Arc::clone(ask));
+        book.begin(request, Arc::clone(ask), now);
         let arrival = Arrival {
             class: ask.class,
             priority: ask.priority,

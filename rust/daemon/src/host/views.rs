@@ -183,6 +183,17 @@ impl Host {
         })
     }
 
+    /// KV tokens of the largest machine that takes work; 0 without any.
+    ///
+    /// # Errors
+    /// [`Fault::Stopped`].
+    pub fn kv_capacity_tokens_max(&self) -> Result<u64, Fault> {
+        self.with(|state| {
+            let up = state.loads().filter(|load| load.state == MachineState::Up);
+            Ok(up.map(|load| load.kv_capacity_tokens).max().unwrap_or(0))
+        })
+    }
+
     /// Whether it waits for the workers of an earlier service, and places nothing new.
     ///
     /// # Errors
@@ -285,6 +296,24 @@ impl State {
     }
 
     pub(super) fn decided(&mut self, placement: &Placement) {
+        let why = placement.why;
+        let name = |machine: Option<splitcore_core::id::MachineId>| {
+            machine.and_then(|machine| self.machines.at(machine.index)).map(|machine| machine.name.as_str())
+        };
+        let runner_up = why.runner_up.and_then(|(index, _)| self.machines.at(index));
+        tracing::debug!(
+            request = placement.request.0,
+            attempt = placement.attempt.0,
+            prompt = name(placement.prompt()),
+            token = name(placement.token()),
+            transfer = ?placement.transfer(),
+            prompt_step = ?why.prompt_step,
+            token_step = ?why.token_step,
+            prompt_load = why.prompt_load,
+            token_load = why.token_load,
+            runner_up = runner_up.map(|machine| machine.name.as_str()),
+            "placed"
+        );
         self.remember(placement.request.0, Ok(*placement));
     }
 

@@ -59,6 +59,7 @@ struct Joined {
 
 /// `POST /v1/machines`: one, or a list of them, all or none.
 pub(super) async fn join(State(app): State<Arc<App>>, request: Request) -> Answer {
+    app.places_for_others()?;
     let bytes = json_bytes(&app, request).await?;
     let specs: Vec<MachineSpec> = if bytes.trim_ascii_start().first() == Some(&b'[') {
         parse(&bytes)?
@@ -123,6 +124,7 @@ fn machine_name(name: Name) -> Result<String, ApiError> {
 /// `DELETE /v1/machines/{name}`.
 pub(super) async fn lose(State(app): State<Arc<App>>, name: Name) -> Answer {
     let name = machine_name(name)?;
+    app.places_for_others()?;
     let recovered = app.host.lose(&name)?;
     tracing::info!(
         machine = name,
@@ -161,6 +163,7 @@ struct Reported {
 
 /// `POST /v1/reports`.
 pub(super) async fn report(State(app): State<Arc<App>>, request: Request) -> Answer {
+    app.places_for_others()?;
     let body: ReportsBody = json(&app, request).await?;
     app.check_batch("reports", body.reports.len())?;
     let reports = body.reports.len();

@@ -19,12 +19,14 @@ use hyper::{Method, Request, StatusCode};
 use tokio::sync::watch;
 use tower_service::Service;
 
-use crate::host::Host;
+use crate::host::{Fault, Host};
 use crate::metrics::Metrics;
+use crate::openai::{self, Gateway};
 use crate::options::Options;
 use errors::ApiError;
 
-static REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+/// What the client calls its request.
+pub(crate) static REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 /// What every connection shares.
 pub struct App {
@@ -34,11 +36,12 @@ pub struct App {
     pub metrics: Metrics,
     /// The options.
     pub options: Options,
+    pub(crate) gateway: Option<Gateway>,
     secret: Option<Vec<u8>>,
     draining: watch::Sender<bool>,
 }
 
-type Routes = [(&'static str, MethodRouter<Arc<App>>); 21];
+type Routes = [(&'static str, MethodRouter<Arc<App>>); 26];
 
 /// Every path and what answers there.
 fn routes() -> Routes {
@@ -56,6 +59,11 @@ fn routes() -> Routes {
         ("/v1/machines/{name}/drain", post(machines::drain)),
         ("/v1/reports", post(machines::report)),
         ("/v1/classes/{class}", put(machines::set_slo)),
+        ("/v1/completions", post(openai::completions)),
+        ("/v1/chat/completions", post(openai::chat)),
+        ("/v1/models", get(openai::models)),
+        ("/v1/models/{*id}", get(openai::model)),
+        ("/v1/requests/{id}", get(openai::attach)),
         ("/v1/loads", get(machines::loads)),
         ("/v1/overview", get(health::overview)),
         ("/v1/check", get(health::check)),
@@ -94,6 +102,7 @@ impl App {
         Ok(Self {
             host: Arc::new(Host::new(&options)?),
             metrics: Metrics::new(),
+            gateway: Gateway::open(&options)?,
             options,
             secret,
             draining: watch::Sender::new(false),
@@ -113,6 +122,20 @@ impl App {
     pub(crate) async fn drained(&self) {
         let mut draining = self.draining.subscribe();
         let _ = draining.wait_for(|&draining| draining).await;
+    }
+
+    /// What places for others' engines is not for a service with workers of its own.
+    fn places_for_others(&self) -> Result<(), ApiError> {
+        if self.gateway.is_none() { Ok(()) } else { Err(Fault::OwnWorkers.into()) }
+    }
+
+    /// From SIGTERM on nothing new is placed: its books would not outlive it.
+    pub(crate) fn refuse_when_draining(&self) -> Result<(), ApiError> {
+        if !self.is_draining() {
+            return Ok(());
+        }
+        let message = "the service is shutting down and places nothing new";
+        Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "shutting_down", message))
     }
 
     fn check_batch(&self, what: &str, items: usize) -> Result<(), ApiError> {
@@ -196,7 +219,9 @@ mod tests {
         let mut described: Vec<&str> =
             described["paths"].as_object().expect("paths").keys().map(String::as_str).collect();
         let routes = routes();
-        let mut routed: Vec<&str> = routes.iter().map(|(path, _)| *path).chain(["/"]).collect();
+        // A name with slashes is one name.
+        let routed: Vec<String> = routes.iter().map(|(path, _)| path.replace("{*", "{")).collect();
+        let mut routed: Vec<&str> = routed.iter().map(String::as_str).chain(["/"]).collect();
         described.sort_unstable();
         routed.sort_unstable();
         assert_eq!(described, routed);

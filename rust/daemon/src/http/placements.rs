@@ -120,19 +120,11 @@ fn view<'a>(app: &App, placed: &'a Placed) -> PlacedView<'a> {
     }
 }
 
-/// From SIGTERM on nothing new is placed: its books would not outlive it.
-fn refuse_when_draining(app: &App) -> Result<(), ApiError> {
-    if !app.is_draining() {
-        return Ok(());
-    }
-    let message = "the service is shutting down and places nothing new";
-    Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "shutting_down", message))
-}
-
 /// `POST /v1/placements`.
 pub(super) async fn place(State(app): State<Arc<App>>, request: Request) -> Answer {
+    app.places_for_others()?;
     let body: PlaceBody = json(&app, request).await?;
-    refuse_when_draining(&app)?;
+    app.refuse_when_draining()?;
     let ask = body.ask()?;
     let status = if ask.dry_run { StatusCode::OK } else { StatusCode::CREATED };
     let placed = app.host.place(ask).map_err(pinned)?;
@@ -160,8 +152,9 @@ struct BatchView<'a> {
 
 /// `POST /v1/placements/batch`.
 pub(super) async fn place_batch(State(app): State<Arc<App>>, request: Request) -> Answer {
+    app.places_for_others()?;
     let body: BatchBody = json(&app, request).await?;
-    refuse_when_draining(&app)?;
+    app.refuse_when_draining()?;
     app.check_batch("placements", body.placements.len())?;
     let asks = body.placements.into_iter().enumerate().map(|(at, each)| {
         each.ask().map_err(|error| {
@@ -192,6 +185,7 @@ struct Applied {
 }
 
 fn tell(app: &App, fact: Fact, id: u64, attempt: Option<u32>) -> Answer {
+    app.places_for_others()?;
     let applied = app.host.fact(fact, id, attempt)?;
     Ok(answer(StatusCode::OK, &Applied { applied }))
 }

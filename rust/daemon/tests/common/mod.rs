@@ -3,10 +3,13 @@
 #![allow(clippy::unwrap_used, reason = "what is missing fails the test")]
 #![allow(dead_code, reason = "each test file uses its part")]
 
+pub(crate) mod events;
+pub(crate) mod tiny_model;
 pub(crate) mod worker;
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -21,6 +24,8 @@ pub(crate) const LIMIT: Duration = Duration::from_secs(20);
 /// A running service; dropped, it stops.
 pub(crate) struct Service {
     pub(crate) address: SocketAddr,
+    /// Where its workers connect.
+    pub(crate) workers: Option<String>,
     stop: Option<oneshot::Sender<()>>,
     cut: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
@@ -28,6 +33,13 @@ pub(crate) struct Service {
 
 pub(crate) fn options() -> Options {
     Options { listen: "127.0.0.1:0".to_owned(), ..Options::default() }
+}
+
+/// The folder of a model that is nothing but a tokenizer: one token for each byte.
+pub(crate) fn bytes_model() -> PathBuf {
+    let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join("bytes-model");
+    tiny_model::of_bytes(&directory);
+    directory
 }
 
 async fn given(signal: oneshot::Receiver<()>) {
@@ -43,12 +55,13 @@ impl Service {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
             runtime.block_on(async {
                 let server = Server::bind(options).await.unwrap();
-                started.send(server.address().unwrap()).unwrap();
+                let workers = server.workers().map(ToString::to_string);
+                started.send((server.address().unwrap(), workers)).unwrap();
                 server.serve(given(stopped), given(is_cut)).await;
             });
         });
-        let address = address.recv_timeout(LIMIT).expect("the service starts");
-        Self { address, stop: Some(stop), cut: Some(cut), thread: Some(thread) }
+        let (address, workers) = address.recv_timeout(LIMIT).expect("the service starts");
+        Self { address, workers, stop: Some(stop), cut: Some(cut), thread: Some(thread) }
     }
 
     /// With machines p0.., t0.. of 1000 blocks of 16 tokens.

@@ -33,7 +33,7 @@ const INCARNATION: &str = "1 to 2^63 - 1";
 const LAYER: &str = "0 to 2^16 - 1";
 
 /// Waits in slices, and looks for Ctrl-C between them; `wait` answers `None` when its time was up.
-fn sliced<T: Send>(
+pub(crate) fn sliced<T: Send>(
     py: Python<'_>,
     within: Duration,
     wait: impl Fn(Duration) -> Option<T> + Sync,
@@ -53,7 +53,7 @@ fn sliced<T: Send>(
 }
 
 /// A time to wait; zero looks once.
-fn seconds(py: Python<'_>, option: &str, given: f64) -> PyResult<Duration> {
+pub(crate) fn seconds(py: Python<'_>, option: &str, given: f64) -> PyResult<Duration> {
     nanoseconds_or_none(py, option, given).map(Duration::from_nanos)
 }
 
@@ -81,13 +81,13 @@ fn endpoint(py: Python<'_>, text: &str) -> PyResult<Endpoint> {
     serde_json::from_str(text).map_err(|error| config(py, "endpoint", "what a receiver exports", error))
 }
 
-fn backend(py: Python<'_>, given: Option<&str>) -> PyResult<Option<splitcore_transport::Backend>> {
+pub(crate) fn backend(py: Python<'_>, given: Option<&str>) -> PyResult<Option<splitcore_transport::Backend>> {
     let expected = "'cuda-ipc', 'shm', 'nixl' or 'tcp'";
     given.map(|name| crate::errors::word(py, "backend", name, expected)).transpose()
 }
 
 /// Lets go of what joins threads when it goes: they may want the interpreter, so it is not held meanwhile.
-fn drop_detached<T: Send>(last: T) {
+pub(crate) fn drop_detached<T: Send>(last: T) {
     let mut last = Some(last);
     // Without an interpreter, at its end, there is nobody to wait for; `last` is then dropped as it is.
     let _ = Python::try_attach(|py| {

@@ -17,7 +17,7 @@ use crate::errors::config;
 /// A registered pool of KV blocks.
 #[pyclass(frozen, module = "splitcore._native")]
 pub(crate) struct Pool {
-    pub(super) pool: Arc<Core>,
+    pub(crate) pool: Arc<Core>,
 }
 
 #[pymethods]

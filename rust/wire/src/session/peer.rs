@@ -9,7 +9,7 @@ use super::{CloseReason, Limits, Pulse, Settings, Step, layout_refusal};
 use crate::auth::{Party, prove, verify};
 use crate::hex::Nonce;
 use crate::message::{
-    Challenge, GrantBody, Named, PROTOCOL, PeerAddress, PeerHello, PeerWelcome, Refusal, ToPeer,
+    Challenge, GrantBody, Named, PROTOCOL, PeerAddress, PeerHello, PeerWelcome, Refusal, ToPeer, Tokens,
 };
 
 /// What a worker says of itself to others.
@@ -45,6 +45,13 @@ pub enum PeerEvent {
         message: Peer,
         /// With a `Grant`.
         grant: Option<GrantBody>,
+    },
+    /// Output tokens that the source has drawn.
+    Tokens {
+        /// Who speaks.
+        from: MachineId,
+        /// The tokens.
+        tokens: Tokens,
     },
 }
 
@@ -187,6 +194,12 @@ impl PeerSession {
                 }
                 out.push(Step::Event(PeerEvent::Message { from: with, message, grant }));
             }
+            (State::Open { dialled: false, .. }, ToPeer::Tokens(_)) => {
+                return Err(CloseReason::Unexpected { message: name, state: "it is the other side's" });
+            }
+            (State::Open { with, dialled: true }, ToPeer::Tokens(tokens)) => {
+                out.push(Step::Event(PeerEvent::Tokens { from: with, tokens }));
+            }
             (State::Open { dialled: true, .. }, ToPeer::Ping { number }) => {
                 out.push(Step::Send(ToPeer::Pong { number }));
             }
@@ -299,6 +312,13 @@ impl PeerSession {
     pub fn say(&mut self, message: Peer, grant: Option<GrantBody>, out: &mut Out) -> bool {
         let State::Open { .. } = self.state else { return false };
         out.push(Step::Send(ToPeer::Peer { message, grant }));
+        true
+    }
+
+    /// Gives the other machine output tokens. Returns whether the session was there, and this side is its source.
+    pub fn tokens(&mut self, tokens: Tokens, out: &mut Out) -> bool {
+        let State::Open { dialled: false, .. } = self.state else { return false };
+        out.push(Step::Send(ToPeer::Tokens(tokens)));
         true
     }
 

@@ -209,6 +209,7 @@ pub(crate) fn peer_examples() -> Vec<ToPeer> {
         ToPeer::Refused(Refusal::new("layout.dtype", "f32", "bf16")),
         ToPeer::Peer { message: Peer::Grant { key: key(9), blocks: 3 }, grant: Some(grant()) },
         ToPeer::Peer { message: Peer::Landed { key: key(9) }, grant: None },
+        ToPeer::Tokens(Tokens { key: key(9), from: 0, ids: vec![504] }),
         ToPeer::Ping { number: 1 },
         ToPeer::Pong { number: 1 },
         ToPeer::Close { reason: "the worker ends".to_owned() },
@@ -298,11 +299,15 @@ fn any_notice() -> impl Strategy<Value = Notice> {
         })
 }
 
-pub(crate) fn any_to_daemon() -> impl Strategy<Value = ToDaemon> {
+fn any_tokens() -> impl Strategy<Value = Tokens> {
     let tokens = (any_key(), any::<u32>(), proptest::collection::vec(any::<u32>(), 0..40));
+    tokens.prop_map(|(key, from, ids)| Tokens { key, from, ids })
+}
+
+pub(crate) fn any_to_daemon() -> impl Strategy<Value = ToDaemon> {
     prop_oneof![
         any_notice().prop_map(ToDaemon::Notice),
-        tokens.prop_map(|(key, from, ids)| ToDaemon::Tokens(Tokens { key, from, ids })),
+        any_tokens().prop_map(ToDaemon::Tokens),
         (any_key(), any_descriptor())
             .prop_map(|(key, of)| ToDaemon::Describe { key, descriptor: Box::new(of) }),
         any::<u64>().prop_map(|number| ToDaemon::Pong { number }),
@@ -342,5 +347,6 @@ pub(crate) fn any_to_peer() -> impl Strategy<Value = ToPeer> {
         },
     );
     let ack = any_key().prop_map(|key| ToPeer::Peer { message: Peer::AbortAck { key }, grant: None });
-    prop_oneof![grant, ack, proptest::sample::select(peer_examples())]
+    let tokens = any_tokens().prop_map(ToPeer::Tokens);
+    prop_oneof![grant, ack, tokens, proptest::sample::select(peer_examples())]
 }

@@ -10,6 +10,7 @@ use splitcore_core::time::Time;
 use splitcore_wire::message::Descriptor;
 use tokio::sync::Notify;
 
+use super::trace::Trace;
 use crate::host::generate::{Ending, Generate};
 
 /// What the host itself must know again after a restart; it travels as a descriptor's note.
@@ -30,6 +31,8 @@ pub(in crate::host) struct Entry {
     pub(in crate::host) acknowledged: bool,
     /// How it ended, for the client: with its last token, whatever the Cluster has heard by then.
     pub(in crate::host) ending: Option<Ending>,
+    /// Where its time went.
+    pub(super) trace: Trace,
     /// Wakes those who wait for more.
     pub(in crate::host) news: Arc<Notify>,
     /// Those who read it.
@@ -45,9 +48,10 @@ pub(in crate::host) struct Entry {
 }
 
 impl Entry {
-    fn new(ask: Arc<Generate>) -> Self {
+    fn new(ask: Arc<Generate>, now: Time) -> Self {
         Self {
             ask,
+            trace: Trace::new(now),
             tokens: Vec::new(),
             acknowledged: false,
             ending: None,
@@ -127,9 +131,9 @@ impl Book {
     }
 
     /// Takes down what is about to arrive, read by somebody.
-    pub(in crate::host) fn begin(&mut self, request: u64, ask: Arc<Generate>) {
+    pub(in crate::host) fn begin(&mut self, request: u64, ask: Arc<Generate>, now: Time) {
         self.names.entry(ask.name.clone()).or_default().push(request);
-        self.entries.insert(request, Entry { outputs: 1, ..Entry::new(ask) });
+        self.entries.insert(request, Entry { outputs: 1, ..Entry::new(ask, now) });
     }
 
     /// Takes down what a worker describes to a new daemon, for `prompt_tokens` of it the client's. Returns whether it is
@@ -159,11 +163,11 @@ impl Book {
                 priority: 0,
             };
             self.names.entry(ask.name.clone()).or_default().push(request);
-            let entry = Entry { acknowledged: true, ..Entry::new(Arc::new(ask)) };
+            let entry = Entry { acknowledged: true, ..Entry::new(Arc::new(ask), now) };
             self.entries.insert(request, entry);
             self.close_at(request, now.after(self.reattach_ns));
         }
-        self.take(request, 0, outputs);
+        self.take(request, 0, outputs, now);
         is_new
     }
 
@@ -240,14 +244,20 @@ impl Book {
         }
     }
 
-    pub(super) fn acknowledge(&mut self, request: u64) {
+    pub(super) fn acknowledge(&mut self, request: u64, now: Time) {
         if let Some(entry) = self.entries.get_mut(&request).filter(|entry| !entry.acknowledged) {
             entry.acknowledged = true;
+            entry.trace.acknowledged(now);
             entry.news.notify_waiters();
         }
     }
 
-    pub(super) fn take(&mut self, request: u64, from: u32, ids: &[u32]) {
+    /// Where the time of a request goes.
+    pub(super) fn trace(&mut self, request: u64) -> Option<&mut Trace> {
+        self.entries.get_mut(&request).map(|entry| &mut entry.trace)
+    }
+
+    pub(super) fn take(&mut self, request: u64, from: u32, ids: &[u32], now: Time) {
         let Some(entry) = self.entries.get_mut(&request) else { return };
         let before = (entry.tokens.len(), entry.ending);
         if !entry.take(from, ids) {
@@ -256,6 +266,7 @@ impl Book {
         }
         if (entry.tokens.len(), entry.ending) != before {
             entry.acknowledged = true;
+            entry.trace.tokens(entry.tokens.len(), now);
             entry.news.notify_waiters();
         }
     }

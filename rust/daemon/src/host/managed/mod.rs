@@ -2,6 +2,7 @@
 
 mod book;
 mod sessions;
+mod trace;
 mod watch;
 
 use std::collections::HashMap;
@@ -101,7 +102,12 @@ impl State {
                 Notice::Reserved { key } | Notice::PrefillDone { key, .. } | Notice::Landed { key }
                     if is_present(key) =>
                 {
-                    book.acknowledge(key.request.0);
+                    book.acknowledge(key.request.0, now);
+                    match (notice, book.trace(key.request.0)) {
+                        (Notice::PrefillDone { .. }, Some(trace)) => trace.prefilled(now),
+                        (Notice::Landed { .. }, Some(trace)) => trace.landed(now),
+                        _ => {}
+                    }
                 }
                 _ => {}
             }
@@ -122,7 +128,7 @@ impl State {
         let skip = (delivered - tokens.from) as usize;
         let Some(new) = tokens.ids.get(skip..).filter(|new| !new.is_empty()) else { return Ok(()) };
         if let Some(managed) = &mut self.managed {
-            managed.book.take(key.request.0, delivered, new);
+            managed.book.take(key.request.0, delivered, new, now);
         }
         let key = LegKey { attempt, ..key };
         let notice = Notice::Progress { key, tokens: new.len() as u32 };
@@ -141,6 +147,23 @@ impl State {
             Outcome::NotResumable => Ending::Failed("not_resumable"),
         };
         managed.watch.end(RequestId(request), Stage::Failed);
+        if let Some(entry) = managed.book.get(request) {
+            let spans = entry.trace.spans(now);
+            tracing::info!(
+                request,
+                name = entry.ask.name,
+                ?outcome,
+                prompt_tokens = entry.ask.prompt.len(),
+                output_tokens = entry.tokens.len(),
+                dispatch_ms = spans.dispatch_ms,
+                prefill_ms = spans.prefill_ms,
+                transfer_ms = spans.transfer_ms,
+                decode_wait_ms = spans.decode_wait_ms,
+                first_token_ms = spans.first_token_ms,
+                total_ms = spans.total_ms,
+                "ended"
+            );
+        }
         managed.book.ended(request, ending, now);
     }
 

@@ -1,0 +1,50 @@
+"""The command ``splitcore demo``."""
+
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from splitcore.errors import wrong
+from splitcore.options import option
+
+__all__ = ["demo"]
+
+_run = partial(option, "What is run")
+_traffic = partial(option, "Traffic")
+
+
+def demo(
+    *,
+    model: Annotated[Path | None, _run("DIR", "Folder of a model; by default SmolLM2-135M-Instruct.")] = None,
+    prompt: Annotated[int, _run("N", "Prompt workers.")] = 2,
+    token: Annotated[int, _run("N", "Token workers.")] = 2,
+    event_log: Annotated[Path | None, _run("DIR", "Log every event, for splitcore replay.")] = None,
+    requests: Annotated[int, _traffic("N", "Requests of real conversation lengths.")] = 16,
+    prompt_max: Annotated[int, _traffic("N", "Longer prompts are cut to so many tokens.")] = 512,
+    output_max: Annotated[int, _traffic("N", "Longer outputs are cut to so many tokens.")] = 64,
+    rate: Annotated[float, _traffic("R", "Requests a second.")] = 0.5,
+    seed: Annotated[int, _traffic("N", "Of arrivals and lengths.")] = 0,
+    keep: Annotated[bool, typer.Option("--keep", help="Stay up afterwards, until Ctrl-C.")] = False,
+) -> None:
+    """Run a real model phase-split on this machine, send it traffic, and print what its clients met."""
+    from splitcore.demo import Plan, main
+
+    for name, count in {"prompt": prompt, "token": token, "requests": requests}.items():
+        if count < 1:
+            raise wrong(name, "at least 1", count)
+    main(
+        Plan(
+            model=model,
+            prompt=prompt,
+            token=token,
+            requests=requests,
+            prompt_max=prompt_max,
+            output_max=output_max,
+            rate=rate,
+            seed=seed,
+            event_log=event_log,
+            keep=keep,
+        )
+    )

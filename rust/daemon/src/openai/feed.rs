@@ -1,0 +1,112 @@
+//! The bytes of a stream: events in the format of `text/event-stream`.
+
+use serde::Serialize;
+
+use super::asks::Note;
+use super::shapes::{Answer, Choice, Usage, finish_name};
+use super::text::Piece;
+use crate::http::errors::ApiError;
+
+const DONE: &[u8] = b"data: [DONE]\n\n";
+
+/// Writes the events of one stream.
+///
+/// An event stands for one token at most and is made from it and those before it, so that a stream that is told again is
+/// the same. Its id is how many tokens of each choice have been taken; what has no id of its own is told again.
+#[derive(Debug, Clone)]
+pub(super) struct Feed {
+    id: String,
+    note: Note,
+    /// Tokens of each choice that the client has.
+    taken: Vec<u32>,
+    bytes: Vec<u8>,
+}
+
+#[derive(Serialize)]
+struct ErrorEvent<'a> {
+    error: crate::http::errors::Inner<'a>,
+}
+
+/// Reads a `Last-Event-ID`: how many tokens of each choice the client has.
+pub(super) fn read_id(id: &str, choices: usize) -> Option<Vec<u32>> {
+    let counts: Option<Vec<u32>> = id.split(',').map(|count| count.trim().parse().ok()).collect();
+    counts.filter(|counts| counts.len() == choices)
+}
+
+impl Feed {
+    /// For a client that has so many tokens of each choice already; `None`: nothing at all.
+    pub(super) fn new(id: String, note: Note, choices: usize, has: Option<Vec<u32>>) -> Self {
+        let comes_back = has.is_some();
+        let taken = has.unwrap_or_else(|| vec![0; choices]);
+        let mut feed = Self { id, note, taken, bytes: Vec::new() };
+        if feed.note.kind == super::Kind::Chat && !comes_back {
+            for choice in 0..choices {
+                feed.event(choice + 1 == choices, &Choice::opening(choice));
+            }
+        }
+        feed
+    }
+
+    /// The bytes since the last call.
+    pub(super) fn take(&mut self) -> Vec<u8> {
+        std::mem::take(&mut self.bytes)
+    }
+
+    /// The pieces of a choice's tokens from number `from` on.
+    pub(super) fn pieces(&mut self, choice: usize, from: u32, pieces: &[Piece]) {
+        for (count, piece) in (from + 1..).zip(pieces) {
+            if count <= self.taken[choice] {
+                continue;
+            }
+            self.taken[choice] = count;
+            if piece.text.is_empty() && piece.finish.is_none() {
+                continue;
+            }
+            let finish = piece.finish.map(finish_name);
+            self.event(true, &Choice::part(self.note.kind, choice, &piece.text, finish));
+        }
+    }
+
+    /// A choice has ended without a token that says so.
+    pub(super) fn finished(&mut self, choice: usize, piece: &Piece) {
+        let finish = piece.finish.map(finish_name);
+        self.event(false, &Choice::part(self.note.kind, choice, &piece.text, finish));
+    }
+
+    /// A choice goes on no more.
+    pub(super) fn failed(&mut self, choice: usize) {
+        self.event(false, &Choice::part(self.note.kind, choice, "", Some("error")));
+    }
+
+    /// The end of the stream, after all choices.
+    pub(super) fn close(&mut self, usage: Usage, error: Option<&ApiError>) {
+        if let Some(error) = error {
+            self.data(&ErrorEvent { error: error.inner() });
+        } else if self.note.include_usage {
+            let (id, note) = (self.id.clone(), self.note.clone());
+            self.data(&Answer::chunk(&id, &note, &[], Some(usage)));
+        }
+        self.bytes.extend_from_slice(DONE);
+    }
+
+    fn event(&mut self, has_id: bool, choice: &Choice<'_>) {
+        if has_id {
+            let counts: Vec<String> = self.taken.iter().map(u32::to_string).collect();
+            self.bytes.extend_from_slice(format!("id: {}\n", counts.join(",")).as_bytes());
+        }
+        let chunk = Answer::chunk(&self.id, &self.note, std::slice::from_ref(choice), None);
+        write_data(&mut self.bytes, &chunk);
+    }
+
+    fn data(&mut self, value: &impl Serialize) {
+        write_data(&mut self.bytes, value);
+    }
+}
+
+fn write_data(bytes: &mut Vec<u8>, value: &impl Serialize) {
+    bytes.extend_from_slice(b"data: ");
+    if let Err(error) = serde_json::to_writer(&mut *bytes, value) {
+        tracing::error!(%error, "an event could not be written");
+    }
+    bytes.extend_from_slice(b"\n\n");
+}

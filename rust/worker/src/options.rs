@@ -1,0 +1,108 @@
+//! What a worker is told when it starts.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use splitcore_core::config::MachineConfig;
+use splitcore_core::event::Role;
+use splitcore_wire::address::Address;
+use splitcore_wire::auth::Secret;
+use splitcore_wire::backoff::Backoff;
+use splitcore_wire::session::{CloseReason, Limits};
+
+use crate::mover::MoverOptions;
+
+/// Where incarnations are counted from: 2026-01-01.
+const EPOCH_S: u64 = 1_767_225_600;
+
+/// What an engine can run. A request past it is ended in its first pass, without a token, instead of failing the pass.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ModelBounds {
+    /// Positions that the model knows.
+    pub context: u32,
+    /// Token ids are below this.
+    pub vocabulary: u32,
+}
+
+impl Default for ModelBounds {
+    fn default() -> Self {
+        Self { context: u32::MAX, vocabulary: u32::MAX }
+    }
+}
+
+/// Where a worker tells people what happens to it, a line at a time.
+#[derive(Clone)]
+pub struct Log(Arc<dyn Fn(&str) + Send + Sync>);
+
+impl Log {
+    /// Calls this with each line.
+    pub fn new(tell: impl Fn(&str) + Send + Sync + 'static) -> Self {
+        Self(Arc::new(tell))
+    }
+
+    /// Tells one line.
+    pub fn line(&self, line: &str) {
+        (self.0)(line);
+    }
+
+    pub(crate) fn lost(&self, daemon: &Address, reason: &CloseReason, retry_ns: u64) {
+        self.line(&format!(
+            "no session with the daemon at {daemon}: {reason}; next try in {} ms",
+            retry_ns / 1_000_000
+        ));
+    }
+}
+
+impl Default for Log {
+    fn default() -> Self {
+        Self::new(|line| eprintln!("splitcore worker: {line}"))
+    }
+}
+
+impl fmt::Debug for Log {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Log")
+    }
+}
+
+/// Options of a worker.
+#[derive(Debug, Clone)]
+pub struct WorkerOptions {
+    /// Where its daemon takes workers.
+    pub connect: Address,
+    /// What people call it; unique among the workers of a daemon.
+    pub name: String,
+    /// Its home pool.
+    pub role: Role,
+    /// The model, as the daemon names it.
+    pub model: String,
+    /// What an engine of it can run.
+    pub bounds: ModelBounds,
+    /// What daemon and workers share, if anything.
+    pub secret: Option<Secret>,
+    /// Where it takes other workers.
+    pub peer_listen: Address,
+    /// How it moves KV.
+    pub mover: MoverOptions,
+    /// Its scheduler. `blocks` and `block_tokens` are the pool's, and passes are run one at a time.
+    pub machine: MachineConfig,
+    /// Bounds of its connections.
+    pub limits: Limits,
+    /// Waits between tries to connect, to the daemon and to workers.
+    pub backoff: Backoff,
+    /// Which life of the name it is: higher with each start.
+    pub incarnation: u32,
+    /// Where it writes down what its scheduler hears and does.
+    pub event_log: Option<PathBuf>,
+    /// Where it tells people what happens.
+    pub log: Log,
+}
+
+/// The incarnation of a worker that starts now: tenths of a second since 2026.
+pub fn incarnation_now() -> u32 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let tenths = since.as_millis() / 100;
+    u32::try_from(tenths.saturating_sub(u128::from(EPOCH_S) * 10)).unwrap_or(u32::MAX).max(1)
+}
