@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import splitcore
-from serving import served
+from python_worker import mine, serving_a_model
 from splitcore.client import AnswerError, PlacementClient, SessionError, UnreachableError, reading
 from splitcore.client.worker import (
     AsyncWorkerSession,
@@ -32,10 +32,6 @@ from splitcore.client.worker import (
 LIMIT_S = 20
 FRAMES = json.loads((Path(__file__).parents[1] / "docs/protocol/frames.json").read_text())
 SECRET = b"correct horse battery staple\n"
-LAYOUT = {
-    "layers": 2, "values": {"heads": {"heads": 2, "head_dim": 8}}, "dtype": "f32", "block_tokens": 16,
-    "order": "nhd", "planes": "together", "arrangement": "layer_first", "shard": {"rank": 0, "size": 1},
-}  # fmt: skip
 
 
 def message(to, name, **where):
@@ -279,34 +275,8 @@ def test_the_wait_between_two_tries_doubles_to_two_seconds():
 @pytest.fixture(scope="module")
 def service(tmp_path_factory):
     """A service with workers of its own, and the address that they connect to."""
-    folder = tmp_path_factory.mktemp("service")
-    (folder / "secret").write_bytes(SECRET)
-    model = folder / "tiny"
-    _model(model)
-    workers = f"unix:{folder}/workers"
-    options = ("--model", str(model), "--workers", workers, "--secret-file", str(folder / "secret"), "--grace-s", "0")
-    with served(*options, "--rejoin-limit-s", "0.2") as running:
+    with serving_a_model(tmp_path_factory.mktemp("service"), SECRET) as (running, workers):
         yield f"http://127.0.0.1:{running.port}", workers
-
-
-def _model(folder):
-    """A tokenizer and a template are all that the service reads of a model."""
-    folder.mkdir()
-    words = {f"w{token}": token for token in range(64)} | {"</s>": 64}
-    tokenizer = {
-        "version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "normalizer": None,
-        "pre_tokenizer": {"type": "WhitespaceSplit"}, "post_processor": None, "decoder": None,
-        "model": {"type": "WordLevel", "vocab": words, "unk_token": "w3"},
-    }  # fmt: skip
-    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
-    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "</s>", "chat_template": "{{ messages }}"}))
-    config = {"vocab_size": 65, "eos_token_id": 64, "max_position_embeddings": 512}
-    (folder / "config.json").write_text(json.dumps(config))
-
-
-def mine(name, /, **other):
-    machine = {"layout": LAYOUT, "blocks": 64, "peer": "127.0.0.1:1", "transfer": "{}"}
-    return Identity(**({"name": name, "model": "tiny", "incarnation": 1} | machine | other))
 
 
 def hold_nothing(_welcome=None):
