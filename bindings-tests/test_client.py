@@ -222,6 +222,13 @@ def test_nobody_there_and_no_answer_are_errors_of_their_own():
         client.healthz()
 
 
+@pytest.mark.parametrize("url", ["127.0.0.1:8090", "ftp://x", "http://", "http://x:port"])
+def test_what_is_no_address_is_refused(url):
+    for kind in (PlacementClient, AsyncPlacementClient):
+        with pytest.raises(splitcore.ConfigError, match="url: expected http://host:port, got"):
+            kind(url)
+
+
 @pytest.mark.parametrize("answer", [b"no", b"{}", json.dumps({"status": 3}).encode()])
 def test_an_answer_that_is_none_is_an_error_of_its_own(answer):
     def be_wrong():

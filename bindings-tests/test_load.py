@@ -239,6 +239,7 @@ def test_the_command_says_what_is_wrong(cli):
     with serving() as (_, url):
         assert "--call: expected completions or chat, got x" in cli("load", url, "--call", "x", code=2).stderr
         assert "--rate" in cli("load", url, code=2).stderr
+        assert "--url: expected http://host:port, got x" in cli("load", "x", "--rate", "1", code=2).stderr
     error = cli("load", url, "--rate", "1", "--max-requests", "1", code=2).stderr
     assert "expected a list of models" in error
     assert "--model" in error

@@ -7,7 +7,7 @@ from typing import Any, Literal, Self, TypeVar
 
 from splitcore.client import calls, results
 from splitcore.client.errors import UnreachableError
-from splitcore.client.needs import httpx
+from splitcore.client.needs import checked, httpx
 
 __all__ = ["AsyncPlacementClient"]
 
@@ -32,10 +32,13 @@ class AsyncPlacementClient:
             timeout_s: To connect, to write, and without a byte of the answer, each; None waits for ever. What a call
                 itself waits for comes on top.
             tls: For ``https``; None trusts who the system trusts.
+
+        Raises:
+            ConfigError: If the address is none.
         """
         self._timeout_s = timeout_s
         self._http = httpx.AsyncClient(
-            base_url=url,
+            base_url=checked(url),
             headers={} if secret is None else {"authorization": f"Bearer {secret}"},
             timeout=timeout_s,
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=None),

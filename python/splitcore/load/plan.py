@@ -49,7 +49,7 @@ class Request:
         if how == "words":
             return " ".join(draw.choices(_WORDS, k=self.prompt_tokens))
         first = min(_FIRST_ID, vocab - 1)
-        return [draw.randrange(first, vocab) for _ in range(self.prompt_tokens)]
+        return draw.choices(range(first, vocab), k=self.prompt_tokens)
 
 
 def requests(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from splitcore._native import SplitcoreError
-from splitcore.client.needs import httpx
+from splitcore.client.needs import checked, httpx
 from splitcore.load.plan import Prompts, Request
 from splitcore.load.report import Seen
 
@@ -78,8 +78,11 @@ def base_url(url: str) -> str:
 
     Returns:
         Without it.
+
+    Raises:
+        ConfigError: If it is no address of HTTP.
     """
-    return url.rstrip("/").removesuffix("/v1").rstrip("/")
+    return checked(url).rstrip("/").removesuffix("/v1").rstrip("/")
 
 
 def _client(headers: dict[str, str], timeout_s: float | None) -> "httpx.AsyncClient":
@@ -125,6 +128,7 @@ async def send(
     Returns:
         What came of each, in the order of the requests.
     """
+    checked(target.url)
     begun = time.perf_counter() - requests[0].arrival_s
     seen = [Seen(request) for request in requests]
     done = 0
