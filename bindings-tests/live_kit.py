@@ -31,10 +31,10 @@ def save(folder):
         file.write_text(json.dumps(json.loads(file.read_text()) | {"eos_token_id": EOS}))
     words = ["user", "assistant", "system", *(f"w{token}" for token in range(3, 512))]
     words[EOS] = "</s>"
-    model = models.WordLevel({word: token for token, word in enumerate(words)}, unk_token="w3")  # noqa: S106
+    model = models.WordLevel({word: token for token, word in enumerate(words)}, unk_token="w3")
     tokenizer = Tokenizer(model)
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>", unk_token="w3")  # noqa: S106
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>", unk_token="w3")
     fast.chat_template = CHAT_TEMPLATE
     fast.save_pretrained(folder)
     return plain

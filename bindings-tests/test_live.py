@@ -67,7 +67,7 @@ class Meddler:
                     self.launch.start_service()
                 else:
                     self.launch.start_worker(name)
-        except BaseException as error:  # noqa: BLE001 - told by the test
+        except BaseException as error:
             self.failure = error
 
     def finish(self):
@@ -114,7 +114,7 @@ def test_kills_and_restarts_cost_no_acknowledged_request_and_no_token(model, tmp
             assert (client.text, client.finish) == (text, finish), client.name
     assert sum(client.finish == "cancelled" for client in clients) >= REQUESTS // 20
     assert sum(client.reattached for client in clients) >= 5, "the daemon's death met no stream"
-    replayed = subprocess.run(  # noqa: S603
+    replayed = subprocess.run(
         [sys.executable, "-m", "splitcore.cli", "replay", str(logs)], capture_output=True, text=True, check=False
     )
     assert replayed.returncode == 0, replayed.stdout + replayed.stderr

@@ -10,6 +10,7 @@ import typer
 import splitcore
 from splitcore import (
     bench_transfer_cli,
+    demo_cli,
     load_cli,
     plan_cli,
     plots,
@@ -129,6 +130,7 @@ app.command()(reproduce_cli.reproduce)
 app.command()(bench_transfer_cli.bench_transfer)
 app.command()(serve_cli.serve)
 app.command()(worker_cli.worker)
+app.command()(demo_cli.demo)
 app.command()(replay_cli.replay)
 app.command()(load_cli.load)
 app.command()(top_cli.top)

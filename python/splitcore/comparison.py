@@ -1,4 +1,4 @@
-"""Two clusters of about the same power under one workload, side by side: ``python -m splitcore.comparison [FILE.png]``."""
+"""Two clusters of equal power under one workload, side by side: ``python -m splitcore.comparison [FILE.png]``."""
 
 import sys
 from pathlib import Path

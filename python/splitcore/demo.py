@@ -1,13 +1,17 @@
 """The demonstration: a service, workers that run a real model, and a slice of real conversation traffic."""
 
+import contextlib
+import http
 import http.client
 import json
-import sys
+import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 from typing import Any
+
+from rich.console import Console
 
 from splitcore import tables
 from splitcore.demo_model import demo_model
@@ -59,11 +63,13 @@ def main(plan: Plan) -> None:
             launch.wait_ready(progress=bar.update)
         out.print(f"listening on {launch.url}")
         summary = _load(launch.url, folder.name, plan)
-        _ask(launch.url, folder.name, out.file)
+        _ask(launch.url, folder.name, out)
         handoffs = _fetch(launch.url, "/v1/overview")["handoffs"]
-        out.print(tables.demonstration(summary, [each["exposed_ms"] for each in handoffs]))
+        out.print(f"{summary['requests']['submitted']} requests: {tables.ends(summary['requests'])}")
+        out.print(tables.latencies(summary))
+        out.print(_exposed([each["exposed_ms"] for each in handoffs if each["exposed_ms"] is not None]))
         if plan.keep:
-            _stay(launch.url, folder.name)
+            _stay(launch.url, folder.name, out)
         status = launch.stop()
         for name in launch.roles:
             out.print(f"{name:>9}: {_last_words(launch, name)}", soft_wrap=True)
@@ -84,7 +90,7 @@ def _load(url: str, model: str, plan: Plan) -> Any:
         )
 
 
-def _ask(url: str, model: str, out: Any) -> None:
+def _ask(url: str, model: str, out: Console) -> None:
     """Print a question, and its answer as it comes."""
     body = {
         "model": model,
@@ -93,10 +99,11 @@ def _ask(url: str, model: str, out: Any) -> None:
         "temperature": 0,
         "stream": True,
     }
-    print(f"\n> {QUESTION}", file=out)
+    out.print(f"\n> {QUESTION}", soft_wrap=True)
     for piece in _stream(url, "/v1/chat/completions", body):
-        print(piece, end="", file=out, flush=True)
-    print("\n", file=out)
+        out.print(piece, end="", soft_wrap=True)
+        out.file.flush()
+    out.print("\n")
 
 
 def _stream(url: str, path: str, body: dict[str, Any]) -> Iterator[str]:
@@ -124,20 +131,20 @@ def _fetch(url: str, path: str) -> Any:
         connection.close()
 
 
-def _stay(url: str, model: str) -> None:
+def _stay(url: str, model: str, out: Console) -> None:
     example = {"model": model, "messages": [{"role": "user", "content": "Hello!"}], "stream": True}
-    print(f"\nit stays up until Ctrl-C; see {url}/ or\n\n  curl -N {url}/v1/chat/completions \\")
-    print(f"    -H 'content-type: application/json' -d '{json.dumps(example)}'\n", flush=True)
-    try:
-        sys.stdin.read() if sys.stdin.isatty() else _for_ever()
-    except KeyboardInterrupt:
-        print()
+    out.print(f"\nit stays up until Ctrl-C; see {url}/ or\n", soft_wrap=True)
+    out.print(f"  curl -N {url}/v1/chat/completions \\", soft_wrap=True)
+    out.print(f"    -H 'content-type: application/json' -d '{json.dumps(example)}'\n", soft_wrap=True)
+    with contextlib.suppress(KeyboardInterrupt):
+        signal.pause()
 
 
-def _for_ever() -> None:
-    import signal
-
-    signal.pause()
+def _exposed(times: list[float]) -> str:
+    if not times:
+        return "no KV was moved: every request ran on one machine"
+    beyond = f"beyond the prefill that took {mean(times):.1f} ms, at most {max(times):.1f} ms"
+    return f"KV of {len(times)} requests moved; {beyond}"
 
 
 def _last_words(launch: Launch, name: str) -> str:
