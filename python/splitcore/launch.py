@@ -232,7 +232,7 @@ class Launch:
                 try:
                     connection.request("GET", "/readyz")
                     answer = connection.getresponse()
-                    is_ready = answer.status == http.HTTPStatus.OK and bool(answer.read())
+                    is_ready = bool(answer.read()) and answer.status == http.HTTPStatus.OK
                     connection.request("GET", "/v1/machines")
                     machines = json.loads(connection.getresponse().read())["machines"]
                     here = sum(each["name"] in self.roles and each["state"] == "up" for each in machines)
