@@ -75,6 +75,7 @@ __all__ = [
     "simulate",
     "slo_set",
     "swarm",
+    "workload",
 ]
 
 __version__: Final[str]
@@ -1694,6 +1695,23 @@ def bench_transfer(
 
 def bench_transfer_receive() -> None:
     """Be the receiving process: answer on standard output until standard input ends."""
+
+def workload(
+    config: Mapping[str, object],
+) -> tuple[str, NDArray[np.float64], NDArray[np.uint32], NDArray[np.uint32]]:
+    """Make the requests of a workload, as a simulation with these options would have them.
+
+    Args:
+        config: The options of `splitcore.simulate` that name it.
+
+    Returns:
+        Its name, and by request the seconds of its arrival, which never decrease, the tokens of its prompt, and those
+        of its output.
+
+    Raises:
+        ConfigError: If an option is out of range; it names the option.
+        InputError: If a line of a trace is bad; it names file, line and field.
+    """
 
 @final
 class Pass:

@@ -8,7 +8,18 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 import splitcore
-from splitcore import bench_transfer_cli, plan_cli, plots, replay_cli, reproduce_cli, serve_cli, tables, worker_cli
+from splitcore import (
+    bench_transfer_cli,
+    load_cli,
+    plan_cli,
+    plots,
+    replay_cli,
+    reproduce_cli,
+    serve_cli,
+    tables,
+    top_cli,
+    worker_cli,
+)
 from splitcore.options import Machines, Pools, Rules, Workload, option, takes
 from splitcore.outputs import STDOUT, Outputs, dump
 from splitcore.progress import Bar
@@ -119,6 +130,8 @@ app.command()(bench_transfer_cli.bench_transfer)
 app.command()(serve_cli.serve)
 app.command()(worker_cli.worker)
 app.command()(replay_cli.replay)
+app.command()(load_cli.load)
+app.command()(top_cli.top)
 
 
 @app.command()

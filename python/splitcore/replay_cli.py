@@ -1,18 +1,17 @@
 """The command ``splitcore replay``."""
 
-import datetime
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Group, RenderableType
-from rich.text import Text
+from rich.console import RenderableType
 
 from splitcore import _native, tables
 from splitcore.options import option
 from splitcore.outputs import STDOUT, Outputs, dump
 from splitcore.progress import Bar
-from splitcore.schema import Replayed, ReplayedLog
+from splitcore.schema import Replayed
 
 __all__ = ["replay"]
 
@@ -37,42 +36,43 @@ def replay(
     if json_path == STDOUT:
         typer.echo(dump(found))
     else:
-        tables.console().print(_drawn(found))
+        shown = tables.console()
+        shown.print(_table(found))
+        for line in _notes(found):
+            # A line is for one to copy.
+            shown.print(line, soft_wrap=True)
     if not found["agrees"]:
         raise typer.Exit(1)
 
 
-def _drawn(found: Replayed) -> RenderableType:
-    table = tables.ruled("log", "run", "of a", "begun", "segments", "events", "actions", "ends", "replays")
+def _table(found: Replayed) -> RenderableType:
+    table = tables.ruled("log", "run", "of a", "segments", "events", "actions", "ends", "replays")
     for log in found["logs"]:
-        begun = datetime.datetime.fromtimestamp(log["begun_s"], datetime.UTC)
         table.add_row(
             log["name"],
             str(log["run"]),
             log["what"] or "-",
-            "-" if log["what"] is None else f"{begun:%Y-%m-%d %H:%M:%S}Z",
             f"{log['segments']:,}",
-            f"{log['events']:,}" + (f" from {log['first_event']:,}" if log["first_event"] else ""),
+            f"{log['events']:,}",
             f"{log['actions']:,}",
             log["end"],
             "alike" if log["difference"] is None else "otherwise",
         )
-    notes = [_early(log) for log in found["logs"] if log["ended_early"]]
-    return Group(table, *notes, *(part for log in found["logs"] for part in _difference(log)))
+    return table
 
 
-def _early(log: ReplayedLog) -> Text:
-    return Text(f"{log['name']} run {log['run']} ends early: {log['ended_early']}")
-
-
-def _difference(log: ReplayedLog) -> list[Text]:
-    difference = log["difference"]
-    if difference is None:
-        return []
-    where = f"{log['name']} run {log['run']}, event {difference['event']:,} at {difference['now_ns']:,} ns: "
-    if difference["part"] == "state":
-        where = f"{log['name']} run {log['run']}, before event {difference['event']:,}: "
-    lines = [f"{where}{difference['part']} differs ({difference['file']})"]
-    lines += [f"  event     {difference['happened']}"] if difference["happened"] else []
-    lines += [f"  recorded  {difference['recorded']}", f"  replayed  {difference['replayed']}"]
-    return [Text(line) for line in lines]
+def _notes(found: Replayed) -> Iterator[str]:
+    for log in found["logs"]:
+        name, difference = f"{log['name']} run {log['run']}", log["difference"]
+        if log["first_event"]:
+            yield f"{name} begins with event {log['first_event']:,}: what was before is not kept"
+        if log["ended_early"]:
+            yield f"{name} ends early: {log['ended_early']}"
+        if difference is None:
+            continue
+        before = "before " if difference["part"] == "state" else ""
+        at = "" if before else f" at {difference['now_ns']:,} ns"
+        yield f"{name}, {before}event {difference['event']:,}{at}: {difference['part']} differs ({difference['file']})"
+        yield from [f"  event     {difference['happened']}"] if difference["happened"] else []
+        yield f"  recorded  {difference['recorded']}"
+        yield f"  replayed  {difference['replayed']}"

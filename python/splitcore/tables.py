@@ -1,7 +1,7 @@
 """Tables of runs, for people."""
 
 from collections.abc import Iterable, Mapping
-from typing import Literal
+from typing import Any, Literal
 
 from rich import box
 from rich.console import Console, Group, RenderableType
@@ -16,11 +16,23 @@ from splitcore.schema import (
     MachineUse,
     Metric,
     Percentile,
+    RequestCounts,
     Summary,
     SwarmSummary,
 )
 
-__all__ = ["comparison", "console", "fit_errors", "ruled", "run", "swarm", "three_digits", "verdict"]
+__all__ = [
+    "comparison",
+    "console",
+    "ends",
+    "fit_errors",
+    "latencies",
+    "ruled",
+    "run",
+    "swarm",
+    "three_digits",
+    "verdict",
+]
 
 # Heading, key in the summary, and the factor to the heading's unit.
 _Latency = tuple[str, Literal["ttft_s", "tbt_s", "tpot_s", "gaps_s", "e2e_s"], float]
@@ -56,9 +68,6 @@ def run(summary: Summary) -> RenderableType:
     told = {"model": summary["model"], "trace": summary["trace"], "seed": summary["seed"]}
     told |= {} if rate is None else {"rate": f"{rate:.3g}/s"}
     told |= {"policy": summary["policy"], "costs": summary["cost_model"], "transfer": summary["transfer_mode"]}
-    latencies = ruled("latency", *_COLUMNS)
-    for latency in _LATENCIES:
-        latencies.add_row(latency[0], *_times(summary, latency, _COLUMNS))
     slos = ruled("slowdown", *PERCENTILES)
     for metric in METRICS:
         slos.add_row(metric.upper(), *(_slo(summary, metric, percentile, limit=True) for percentile in PERCENTILES))
@@ -70,8 +79,8 @@ def run(summary: Summary) -> RenderableType:
         facts.add_row(name, fact)
     return Group(
         Text("  ".join(f"{name} {value}" for name, value in told.items()), style="bold"),
-        Text(f"{summary['requests']['submitted']:,} requests: {_ends(summary)}"),
-        latencies,
+        Text(f"{summary['requests']['submitted']:,} requests: {ends(summary['requests'])}"),
+        latencies(summary),
         slos,
         _pools(summary["machines"]),
         *([_faults(summary["faults"])] if "faults" in summary else []),
@@ -92,7 +101,7 @@ def comparison(runs: Mapping[str, Summary]) -> Table:
     limits = summaries[0]["slo"]["limits"]
     table = ruled("", *runs)
     table.add_row("machines", *("\n".join(_by_pool(s["machines"])) for s in summaries))
-    table.add_row("requests", *(_ends(s) for s in summaries), end_section=True)
+    table.add_row("requests", *(ends(s["requests"]) for s in summaries), end_section=True)
     for latency in _LATENCIES:
         cells = (" / ".join(_times(s, latency, PERCENTILES)) for s in summaries)
         table.add_row(f"{latency[0]} p50 / p90 / p99", *cells)
@@ -184,8 +193,31 @@ def ruled(*headings: str) -> Table:
     return table
 
 
-def _ends(summary: Summary) -> str:
-    counts = summary["requests"]
+def latencies(summary: Mapping[str, Any]) -> Table:
+    """Draw the latencies of a summary, those that it has.
+
+    Args:
+        summary: Of a simulation or of a load.
+
+    Returns:
+        Milliseconds or seconds, as their rows say.
+    """
+    table = ruled("latency", *_COLUMNS)
+    for latency in _LATENCIES:
+        if latency[1] in summary:
+            table.add_row(latency[0], *_times(summary, latency, _COLUMNS))
+    return table
+
+
+def ends(counts: RequestCounts) -> str:
+    """Tell how requests ended.
+
+    Args:
+        counts: Of a summary.
+
+    Returns:
+        The outcomes that occurred.
+    """
     return ", ".join(f"{counts[end]:,} {end}" for end in OUTCOMES if counts[end] or end == "completed")
 
 
@@ -198,13 +230,13 @@ def _admission(summary: Summary) -> dict[str, str]:
     return facts | ({} if kept is None else {"requests within the limits": f"{kept:.1%}"})
 
 
-def _times(summary: Summary, latency: _Latency, columns: Iterable[_Column]) -> list[str]:
+def _times(summary: Mapping[str, Any], latency: _Latency, columns: Iterable[_Column]) -> list[str]:
     _, key, factor = latency
     values = (summary[key][column] for column in columns)
     return [_missing(summary) if value is None else three_digits(factor * value) for value in values]
 
 
-def _missing(summary: Summary) -> str:
+def _missing(summary: Mapping[str, Any]) -> str:
     """Tell what None stands for: a request that never finished is infinitely late, otherwise nothing was measured."""
     return "-" if summary["requests"]["completed"] == summary["requests"]["submitted"] else "inf"
 

@@ -56,7 +56,7 @@ mod _native {
     #[pymodule_export]
     use crate::serve::serve;
     #[pymodule_export]
-    use crate::simulate::{Report, profile_fit, simulate};
+    use crate::simulate::{Report, profile_fit, simulate, workload};
     #[pymodule_export]
     use crate::swarm::swarm;
     #[pymodule_export]

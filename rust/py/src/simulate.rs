@@ -11,9 +11,12 @@ use pythonize::{PythonizeError, depythonize, pythonize};
 use splitcore_sim::Options;
 use splitcore_sim::cost::fit_file;
 use splitcore_sim::report::{RequestRecord, RequestRow, Series, Timelines, write_requests_csv};
+use splitcore_sim::workload::TraceRequest;
 
 use crate::arrays::{Field, read_only, row_descriptor};
 use crate::errors::{self, SplitcoreError};
+
+type WorkloadArrays = (String, Py<PyArray1<f64>>, Py<PyArray1<u32>>, Py<PyArray1<u32>>);
 
 /// One row of `Report.requests`.
 #[repr(transparent)]
@@ -156,6 +159,18 @@ pub(crate) fn simulate(
         (Ok(report), None) => Report::new(py, report),
         (Err(error), None) => Err(errors::sim(py, error)),
     }
+}
+
+/// The requests of a workload: its name, and their arrivals, prompts and outputs.
+#[pyfunction]
+pub(crate) fn workload(py: Python<'_>, config: &Bound<'_, PyDict>) -> PyResult<WorkloadArrays> {
+    let options: Options = depythonize(config).map_err(|error| wrong_option(config, &error))?;
+    let made = py.detach(|| options.workload()).map_err(|error| errors::sim(py, error))?;
+    let column = |of: fn(&TraceRequest) -> u32| made.requests.iter().map(of).collect::<Vec<_>>();
+    let arrivals = made.requests.iter().map(|request| request.arrival_ns as f64 / 1e9).collect::<Vec<_>>();
+    let prompts = read_only(py, column(|request| request.prompt_tokens));
+    let outputs = read_only(py, column(|request| request.output_tokens));
+    Ok((made.name, read_only(py, arrivals), prompts, outputs))
 }
 
 /// Finds the option that cannot be read: each is read alone, as the others have defaults.

@@ -131,7 +131,7 @@ impl Setup {
             limits,
             contention: if options.contention { Contention::On } else { Contention::Off },
             message_delay_ns,
-            workload: mixed(&workload_spec(options)?, &options.classes)?,
+            workload: options.workload()?,
             faults,
             seed: options.seed,
             check: options.check,
@@ -293,6 +293,16 @@ fn checked_delay_ns(delay_s: f64) -> Result<u64, SimError> {
         Ok((delay_s * 1e9).round() as u64)
     } else {
         Err(SimError::config("message_delay_s", "seconds from 0 to 3600", delay_s))
+    }
+}
+
+impl Options {
+    /// The requests alone that these options name, for whoever runs them otherwise.
+    ///
+    /// # Errors
+    /// As a run with them.
+    pub fn workload(&self) -> Result<Workload, SimError> {
+        mixed(&workload_spec(self)?, &self.classes)
     }
 }
 
