@@ -33,6 +33,7 @@ impl Life<'_> {
             LinkEvent::Session(WorkerEvent::Welcome(welcome)) => self.register(&welcome),
             LinkEvent::Session(WorkerEvent::Registered { epoch }) => {
                 (self.in_session, self.registering, self.refused) = (true, false, 0);
+                self.orphaned = false;
                 self.losses.forget(None);
                 self.board.count(|stats| stats.sessions += 1);
                 self.options.log.line(&format!("in session with the daemon, epoch {}", epoch.0));
@@ -73,7 +74,10 @@ impl Life<'_> {
             self.end = Some(End::GivenUp(format!("the daemon does not take this machine back: {reason}")));
         }
         self.contexts.mute();
-        let _ = self.tell(&MachineEvent::ClusterLost);
+        // It has heard so at the first of many tries.
+        if !std::mem::replace(&mut self.orphaned, true) {
+            let _ = self.tell(&MachineEvent::ClusterLost);
+        }
     }
 
     pub(super) fn register(&mut self, welcome: &Welcome) {

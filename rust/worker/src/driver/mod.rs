@@ -130,6 +130,8 @@ struct Life<'a> {
     running: Option<Running>,
     losses: Losses,
     in_session: bool,
+    /// The Machine knows that there is no session.
+    orphaned: bool,
     /// Registered, and the daemon has not answered yet.
     registering: bool,
     /// Registrations in a row that the daemon did not take.
@@ -181,6 +183,7 @@ impl<'a> Life<'a> {
             running: None,
             losses: Losses::default(),
             in_session: false,
+            orphaned: false,
             registering: false,
             refused: 0,
             end: None,
