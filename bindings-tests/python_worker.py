@@ -92,12 +92,14 @@ class PythonWorker:
     def _register(self, welcome):
         if self.machine is None:
             here = welcome.machine
-            self.machine = splitcore.Machine(kv_blocks=64, machine=here.index, incarnation=here.incarnation)
+            self.machine = splitcore.Machine(
+                kv_blocks=self.identity.blocks, machine=here.index, incarnation=here.incarnation
+            )
         claims = self.machine.claims()
         keys = [Key(**claim["key"]) for claim in claims if claim["held"] != "closing"]
         return Registration(
             role="mixed",
-            kv_capacity_tokens=1024,
+            kv_capacity_tokens=16 * self.identity.blocks,
             report=self.machine.report(),
             claims=claims,
             descriptors={key: self.contexts[key].descriptor for key in keys},

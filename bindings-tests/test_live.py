@@ -76,6 +76,7 @@ class Meddler:
             self.changed.notify_all()
 
 
+@pytest.mark.timeout(900)
 def test_kills_and_restarts_cost_no_acknowledged_request_and_no_token(model, tmp_path):
     folder, reference = model
     logs = tmp_path / "events"

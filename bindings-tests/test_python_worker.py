@@ -19,7 +19,7 @@ def url(tmp_path_factory):
     """The address of a service with one worker."""
     with (
         serving_a_model(tmp_path_factory.mktemp("service"), SECRET) as (running, workers),
-        PythonWorker(workers, mine("python"), SECRET),
+        PythonWorker(workers, mine("python", blocks=4096), SECRET),
     ):
         url = f"http://127.0.0.1:{running.port}"
         with PlacementClient(url, secret=SECRET.decode(), timeout_s=LIMIT_S) as client:
@@ -57,4 +57,5 @@ def test_load_measures_it(url, cli, tmp_path):
     assert 0 < summary["ttft_s"]["p50"] <= summary["e2e_s"]["p50"]
     table = cli("top", url, "--once", "--secret-file", "secret").stdout
     assert "python" in table
-    assert "own, own" in table
+    assert "mixed, mixed" in table
+    assert "placed 31" in table

@@ -12,6 +12,7 @@ from splitcore.client import Decision, Handoff, MachineRow, Overview
 __all__ = ["frame"]
 
 _BAR_CELLS = 20
+_NAME_LETTERS = 14
 _STATES = {"up": "green", "draining": "yellow", "quarantined": "yellow", "away": "red", "lost": "red"}
 
 
@@ -81,10 +82,14 @@ def _handoffs(handoffs: Iterable[Handoff]) -> Table:
     return table
 
 
+def _short(name: str) -> str:
+    return name if len(name) <= _NAME_LETTERS else f"{name[: _NAME_LETTERS - 2]}.."
+
+
 def _decisions(decisions: Iterable[Decision]) -> Table:
     table = tables.ruled("ago [s]", "request", "machines", "found", "loads", "next best")
     for one in decisions:
-        ago, name = f"{one.age_ms / 1000:.1f}", one.name or str(one.request_id)
+        ago, name = f"{one.age_ms / 1000:.1f}", _short(one.name or str(one.request_id))
         if one.rejected is not None:
             table.add_row(ago, name, Text(f"rejected: {one.rejected}", style="red"), "", "", "")
             continue

@@ -46,7 +46,9 @@ def worker(
     kv_memory: Annotated[str | None, _memory("SIZE", f"Of all KV blocks; {_KV_MEMORY} by default.")] = None,
     block_tokens: Annotated[int, _memory("N", "Tokens of a block.")] = 16,
     transfer: Annotated[str, _memory("NAME", "How KV is sent: auto, shm, tcp or cuda-ipc.")] = "auto",
-    transfer_listen: Annotated[str, _memory("IP:PORT", "Where it takes KV from other hosts.")] = "127.0.0.1:0",
+    transfer_listen: Annotated[
+        str, _memory("IP:PORT", "Where it takes KV from other hosts, as they reach it.")
+    ] = "127.0.0.1:0",
     transfer_limit_s: Annotated[float, _memory("S", "A transfer may take.")] = 20.0,
     batch_tokens_max: Annotated[int, _rules("N", "Prompt tokens and decodes in a pass.")] = 2048,
     batch_requests_max: Annotated[int, _rules("N", "Requests in a pass.")] = 512,

@@ -38,7 +38,7 @@ impl Restored {
         M::Action: Debug,
     {
         self.seen += 1;
-        let is_new = self.seen % self.every == 0 || copy.is_none();
+        let is_new = self.seen.is_multiple_of(self.every) || copy.is_none();
         let mut copy = copy.filter(|_| !is_new).unwrap_or_else(|| {
             let written = bytes(original);
             let copy: M = rmp_serde::from_slice(&written).unwrap();
@@ -46,7 +46,7 @@ impl Restored {
             copy
         });
         self.copies += u64::from(is_new);
-        if self.seen % 97 == 0 {
+        if self.seen.is_multiple_of(97) {
             assert_eq!(bytes(&copy), bytes(original), "the copy and its original have parted");
         }
         let (mut theirs, mut ours) = (Vec::new(), Vec::new());

@@ -59,7 +59,7 @@ impl BatchPlan {
 
 /// Plans in a snapshot of their machine, which needs the slots as well.
 #[cfg(feature = "serde")]
-pub(super) mod whole {
+pub(crate) mod whole {
     use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
     use super::BatchPlan;
