@@ -2,6 +2,7 @@
 
 import signal
 import socket
+import sys
 import time
 from functools import partial
 from os import getpid
@@ -124,7 +125,8 @@ def _check(connect: str, peer_listen: str, transfer_listen: str, role: str, tran
 
 
 def _tell(line: str) -> None:
-    typer.echo(f"splitcore worker: {line}", err=True)
+    # In one piece, as what is native does.
+    sys.stderr.write(f"splitcore worker: {line}\n")
 
 
 def _load(folder: Path, device: str, dtype: str | None, threads: int) -> "CausalLM":

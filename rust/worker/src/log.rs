@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::io::{self, Write};
 use std::sync::Arc;
 
 use splitcore_core::id::MachineId;
@@ -25,7 +26,8 @@ impl Log {
 
 impl Default for Log {
     fn default() -> Self {
-        Self::new(|line| eprintln!("splitcore worker: {line}"))
+        // In one piece: others write there as well. Where nobody reads, nobody is to be told.
+        Self::new(|line| drop(io::stderr().write_all(format!("splitcore worker: {line}\n").as_bytes())))
     }
 }
 
