@@ -32,14 +32,14 @@ JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 help: ## Show this list.
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
 
-demo: $(NATIVE) ## Simulate 40 unsplit machines and a 25 + 26 split side by side; plot to out/demo.png.
-	$(BIN)/python -m splitcore.demo
+demo: $(NATIVE) $(TORCH)/.made ## Run a real model phase-split on this machine, and send it conversation traffic.
+	PYTHONPATH=python HF_HUB_OFFLINE=1 $(TORCH)/bin/python -m splitcore.cli demo
 
 test: $(NATIVE) $(if $(WITH_TORCH),$(TORCH)/.made) ## Run the Rust tests, then the Python tests, then those that need PyTorch.
 	$(CARGO) test --workspace --exclude splitcore-py
 	$(BIN)/python -m pytest
 	$(if $(WITH_TORCH),PYTHONPATH=python HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(TORCH)/bin/python -m pytest \
-		bindings-tests/test_transfer_torch.py bindings-tests/test_engine*.py)
+		bindings-tests/test_transfer_torch.py bindings-tests/test_engine*.py bindings-tests/test_live.py)
 
 lint: $(NATIVE) ## Check format, lints, types, stubs and the core's dependency tree.
 	$(CARGO) fmt --all --check

@@ -1,6 +1,8 @@
 """The whole service: a daemon, workers that run a model, clients, real sockets, and what goes wrong between them."""
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -9,6 +11,10 @@ import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+
+pytest.importorskip("torch", reason="PyTorch is in an environment of its own; see the Makefile")
+
+import openai
 
 import live_kit
 from engine_pair import Reference
@@ -81,7 +87,16 @@ def test_kills_and_restarts_cost_no_acknowledged_request_and_no_token(model, tmp
     folder, reference = model
     logs = tmp_path / "events"
     options = {
-        "serve_options": ["--event-log", str(logs), "--grace-s", "3", "--rejoin-limit-s", "1"],
+        "serve_options": [
+            "--event-log",
+            str(logs),
+            "--grace-s",
+            "3",
+            "--rejoin-limit-s",
+            "1",
+            "--transfer",
+            "layer-wise",
+        ],
         "worker_options": ["--event-log", str(logs), "--blocks", "400"],
     }
     with Launch(folder, prompt=2, token=2, folder=tmp_path, **options) as launch:
@@ -110,12 +125,74 @@ def test_kills_and_restarts_cost_no_acknowledged_request_and_no_token(model, tmp
         assert not client.faults, (client.name, client.faults)
         text, finish = live_kit.expected(reference, client.ask)
         if client.finish == "cancelled":
-            assert text.startswith(client.text), client.name
+            assert text.startswith(client.text.strip()), client.name
         else:
-            assert (client.text, client.finish) == (text, finish), client.name
+            # A completion goes on behind the prompt, so there is a space in front of its first word.
+            assert (client.text.strip(), client.finish) == (text, finish), client.name
     assert sum(client.finish == "cancelled" for client in clients) >= REQUESTS // 20
     assert sum(client.reattached for client in clients) >= 5, "the daemon's death met no stream"
     replayed = subprocess.run(
         [sys.executable, "-m", "splitcore.cli", "replay", str(logs)], capture_output=True, text=True, check=False
     )
     assert replayed.returncode == 0, replayed.stdout + replayed.stderr
+
+
+@pytest.fixture(scope="module")
+def live(model):
+    """A service with a prompt and a token worker, and what its model gives."""
+    folder, reference = model
+    with Launch(folder, prompt=1, token=1) as launch:
+        launch.wait_ready()
+        yield launch, reference
+
+
+def official(launch):
+    return openai.OpenAI(base_url=f"{launch.url}/v1", api_key="none", timeout=60, max_retries=0)
+
+
+def test_the_official_client_streams_from_it(live):
+    launch, reference = live
+    client = official(launch)
+    assert [model.id for model in client.models.list()] == ["tiny"]
+    ask = live_kit.asks(2)[1]
+    text, finish = live_kit.expected(reference, ask)
+    asked = {"model": "tiny", "prompt": ask.tokens, "max_tokens": ask.outputs, "temperature": 0}
+    whole = client.completions.create(**asked)
+    assert (whole.choices[0].text.strip(), whole.choices[0].finish_reason) == (text, finish)
+    assert whole.usage.prompt_tokens == len(ask.tokens)
+    chunks = list(client.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
+    assert "".join(chunk.choices[0].text for chunk in chunks if chunk.choices).strip() == text
+    assert chunks[-1].usage == whole.usage
+    said = [{"role": "user", "content": "w10 w11 w12"}]
+    with client.chat.completions.stream(model="tiny", messages=said, max_tokens=8, seed=3) as stream:
+        pieces = [event.delta for event in stream if event.type == "content.delta"]
+    again = client.chat.completions.create(model="tiny", messages=said, max_tokens=8, seed=3)
+    assert "".join(pieces) == again.choices[0].message.content
+    two = client.chat.completions.create(model="tiny", messages=said, max_tokens=8, seed=3, n=2)
+    assert two.choices[0].message.content == again.choices[0].message.content
+    with pytest.raises(openai.NotFoundError):
+        client.completions.create(model="other", prompt="w10", max_tokens=1)
+    with pytest.raises(openai.BadRequestError, match="max_tokens"):
+        client.completions.create(model="tiny", prompt="w10", max_tokens=0)
+
+
+def test_the_page_shows_machines_handoffs_and_why_in_a_browser(live, tmp_path):
+    browser = next(filter(None, map(shutil.which, ["chromium", "chromium-browser", "google-chrome"])), None)
+    if browser is None:
+        assert not os.environ.get("CI"), "there is no chromium to open the page in"
+        pytest.skip("there is no chromium")
+    launch, _ = live
+    official(launch).completions.create(model="tiny", prompt=list(range(3, 60)), max_tokens=4)
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--virtual-time-budget=4000"]
+    home = ["--user-data-dir=" + str(tmp_path / "profile"), "--window-size=1300,1100"]
+
+    def opened(*more):
+        command = [browser, *flags, *home, *more, launch.url + "/"]
+        return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+
+    page = opened("--dump-dom")
+    for shown in ["prompt-0", "token-0", "Last handoffs", "serialized", "landed", "prompt: own at load", "free"]:
+        assert shown in page, shown
+    picture = tmp_path / "page.png"
+    opened(f"--screenshot={picture}")
+    assert picture.stat().st_size > 10_000

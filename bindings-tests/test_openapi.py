@@ -14,7 +14,11 @@ EXAMPLES = 12
 
 def schemathesis(service: Served, *options: str) -> None:
     # A call for events may wait, and 3.0 is no whole number here.
-    command = [str(Path(sys.executable).parent / "schemathesis"), "run", f"http://127.0.0.1:{service.port}/openapi.json"]
+    command = [
+        str(Path(sys.executable).parent / "schemathesis"),
+        "run",
+        f"http://127.0.0.1:{service.port}/openapi.json",
+    ]
     command += ["--exclude-checks", "positive_data_acceptance", "--max-examples", str(EXAMPLES), "--seed", "1"]
     done = subprocess.run(
         [*command, *options], capture_output=True, text=True, check=False, env=os.environ | {"NO_COLOR": "1"}
