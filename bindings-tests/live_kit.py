@@ -34,7 +34,7 @@ def save(folder):
     model = models.WordLevel({word: token for token, word in enumerate(words)}, unk_token="w3")
     tokenizer = Tokenizer(model)
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>", unk_token="w3")
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>")
     fast.chat_template = CHAT_TEMPLATE
     fast.save_pretrained(folder)
     return plain

@@ -36,7 +36,7 @@ def fetch(launch, path):
         return json.load(answer)
 
 
-def all_is_back(launch, limit_s=60):
+def all_is_back(launch, limit_s=120):
     """Wait until nothing is live and every block is free."""
     deadline = time.monotonic() + limit_s
     while True:

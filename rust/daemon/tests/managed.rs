@@ -150,6 +150,20 @@ fn who_comes_back_hears_everything_again_and_two_readers_hear_the_same() {
 }
 
 #[test]
+fn a_name_that_is_used_again_before_its_end_was_taken_leaves_nothing_behind() {
+    served(options("127.0.0.1:0"), async |host, workers| {
+        let _worker = Worker::start(&workers, "w", "model", model);
+        ready(&host).await;
+        let mut first = host.generate(vec![ask("r", 4, 5)]).unwrap();
+        assert_eq!(rest(&mut first[0]).await, (expected(4, 5), Ending::Finished));
+        let mut second = host.generate(vec![ask("r", 5, 6)]).unwrap();
+        assert_eq!(rest(&mut second[0]).await, (expected(5, 6), Ending::Finished));
+        drop((first, second));
+        idle(&host).await;
+    });
+}
+
+#[test]
 fn all_choices_of_a_request_run_or_none() {
     served(Options { requests_max: 3, ..options("127.0.0.1:0") }, async |host, workers| {
         let worker = Worker::start(&workers, "w", "model", model);

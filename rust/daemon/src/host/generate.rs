@@ -85,10 +85,12 @@ impl Host {
     /// The choices of a request that is live or has ended lately.
     ///
     /// # Errors
-    /// No request has this name.
+    /// No request has this name, or none is known yet after a restart.
     pub fn attach(self: &Arc<Self>, name: &str) -> Result<Vec<Output>, Fault> {
         let found = self.with(|state| {
-            let unknown = || Fault::UnknownName(name.to_owned());
+            state.begin()?;
+            let fault = if state.core.is_recovering() { Fault::Recovering } else { Fault::UnknownName };
+            let unknown = || fault(name.to_owned());
             let book = &mut state.managed.as_mut().ok_or_else(unknown)?.book;
             let requests = book.named(name);
             if requests.is_empty() {
@@ -127,14 +129,11 @@ impl State {
     }
 
     fn begin_choice(&mut self, now: Time, ask: &Arc<Generate>, is_first: bool) -> Result<u64, Fault> {
+        if is_first {
+            self.free_name(now, &ask.name)?;
+        }
         let request = self.new_id();
         let book = &mut self.managed.as_mut().ok_or(Fault::NoWorkers)?.book;
-        if is_first {
-            if book.is_live(&ask.name) {
-                return Err(Fault::DuplicateName(ask.name.clone()));
-            }
-            book.forget_named(&ask.name);
-        }
         book.begin(request, Arc::clone(ask), now);
         let arrival = Arrival {
             class: ask.class,
@@ -147,6 +146,21 @@ impl State {
             managed.book.forget(request);
         }
         placed.map(|_| request)
+    }
+
+    /// A name can be used again when all that had it is complete, whether or not the Cluster has heard so.
+    fn free_name(&mut self, now: Time, name: &str) -> Result<(), Fault> {
+        let book = &self.managed.as_ref().ok_or(Fault::NoWorkers)?.book;
+        if book.is_live(name) {
+            return Err(Fault::DuplicateName(name.to_owned()));
+        }
+        for request in book.named(name) {
+            self.close(now, request)?;
+            if let Some(managed) = &mut self.managed {
+                managed.book.forget(request);
+            }
+        }
+        Ok(())
     }
 
     /// A choice whose fellows have been turned away.

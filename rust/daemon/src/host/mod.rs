@@ -77,6 +77,9 @@ pub enum Fault {
     /// A live request has this name.
     #[error("a request '{0}' is live")]
     DuplicateName(String),
+    /// It has restarted, and the worker that has the request may be yet to come.
+    #[error("the service has restarted and hears from its machines first; '{0}' is not known yet")]
+    Recovering(String),
     /// No request that is live or has ended lately has this name.
     #[error("there is no request '{0}'")]
     UnknownName(String),

@@ -149,6 +149,7 @@ impl From<Fault> for ApiError {
             Fault::NoWorkers => Self::new(StatusCode::CONFLICT, "no_workers", message),
             Fault::OwnWorkers => Self::new(StatusCode::CONFLICT, "own_workers", message),
             Fault::DuplicateName(_) => Self::new(StatusCode::CONFLICT, "duplicate_request", message),
+            Fault::Recovering(_) => Self::new(StatusCode::SERVICE_UNAVAILABLE, "recovering", message),
             Fault::UnknownName(_) | Fault::UnknownRequest(_) => {
                 Self::new(StatusCode::NOT_FOUND, "unknown_request", message)
             }

@@ -40,6 +40,10 @@ impl Life<'_> {
             PeersEvent::Tokens { from, tokens } => self.follow(from, &tokens),
             PeersEvent::Lost { machine, reason, .. } => {
                 self.losses.tell(&self.options.log, Some(machine), &reason);
+                // Whoever died before a byte was sent is known to be dead no other way.
+                if let Some(address) = self.addresses.get(&machine) {
+                    self.mover.doubt(address);
+                }
             }
         }
     }

@@ -237,13 +237,6 @@ impl Book {
         }
     }
 
-    /// Of one name that is used again.
-    pub(in crate::host) fn forget_named(&mut self, name: &str) {
-        for request in self.named(name) {
-            self.forget(request);
-        }
-    }
-
     pub(super) fn acknowledge(&mut self, request: u64, now: Time) {
         if let Some(entry) = self.entries.get_mut(&request).filter(|entry| !entry.acknowledged) {
             entry.acknowledged = true;

@@ -178,7 +178,7 @@ impl State {
 
     /// Lets the Cluster know that nobody waits for a request: its end, where that was held back, or that it is not
     /// wanted.
-    fn close(&mut self, now: Time, request: u64) -> Result<(), Fault> {
+    pub(super) fn close(&mut self, now: Time, request: u64) -> Result<(), Fault> {
         let Some(managed) = &mut self.managed else { return Ok(()) };
         let event = match managed.book.released_finish(request) {
             Some((from, notice)) => ClusterEvent::Notice { from, notice },

@@ -64,7 +64,13 @@ impl State {
     }
 
     fn hello(&mut self, connection: ConnectionId, hello: &Hello, handle: Handle) {
+        let is_recovering = self.core.is_recovering();
         let Some(managed) = &mut self.managed else { return };
+        if is_recovering && hello.index.is_none() {
+            // Its place may be that of one who has yet to come back. It tries again.
+            handle.close("the service has restarted and lets in those first who had a place");
+            return;
+        }
         match managed.roster.enter(hello) {
             Ok(machine) => {
                 handle.welcome(machine);
