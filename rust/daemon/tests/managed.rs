@@ -227,6 +227,16 @@ fn a_daemon_that_starts_again_goes_on_with_what_its_worker_has() {
 }
 
 #[test]
+fn the_grace_time_ends_although_nobody_comes() {
+    served(Options { grace_s: 0.2, ..options("127.0.0.1:0") }, async |host, workers| {
+        assert!(matches!(host.attach("r"), Err(Fault::Recovering(_))));
+        let _worker = Worker::start(&workers, "w", "model", model);
+        ready(&host).await;
+        assert!(matches!(host.attach("r"), Err(Fault::UnknownName(_))));
+    });
+}
+
+#[test]
 fn a_client_that_does_not_come_back_counts_as_cancelled() {
     let directory = std::env::temp_dir().join(format!("splitcore-gone-{}", std::process::id()));
     std::fs::create_dir_all(&directory).unwrap();

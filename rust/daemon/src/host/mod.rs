@@ -155,7 +155,7 @@ impl Host {
             .map_err(|error| OptionError::new(error.option, error.expected, error.got))?;
         let clock = Clock::start();
         let recorder = options.event_log.as_deref().map(|folder| record(folder, &core)).transpose()?;
-        let state = State {
+        let mut state = State {
             core,
             clock,
             machines: Directory::default(),
@@ -169,6 +169,8 @@ impl Host {
             armed: Time::MAX,
             actions: Vec::new(),
         };
+        // The grace time of a Cluster begins with the first thing that it hears.
+        let _ = state.handle(clock.now(), &ClusterEvent::Tick);
         Ok(Self {
             state: Mutex::new(state),
             newest: watch::Sender::new(0),
