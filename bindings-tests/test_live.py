@@ -117,6 +117,7 @@ def test_kills_and_restarts_cost_no_acknowledged_request_and_no_token(model, tmp
         meddler.finish()
         thread.join()
         assert meddler.failure is None
+        launch.wait_ready()
         check, machines = all_is_back(launch)
         assert check["ok"], check
         assert len(machines) == 4
