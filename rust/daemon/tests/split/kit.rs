@@ -15,8 +15,6 @@ use crate::common::{Client, LIMIT, Service, bytes_model};
 use crate::fleet::{Hold, MODEL, Running, options};
 use crate::model::output;
 
-const BLOCKS: u32 = 200;
-
 /// What the services of this process log.
 static LOG: Mutex<Vec<u8>> = Mutex::new(Vec::new());
 
@@ -37,7 +35,10 @@ impl std::io::Write for Writer {
 pub(crate) fn keep_log() {
     static ONCE: OnceLock<()> = OnceLock::new();
     ONCE.get_or_init(|| {
-        let lines = tracing_subscriber::fmt().with_max_level(tracing::Level::DEBUG).with_ansi(false);
+        let lines = tracing_subscriber::fmt()
+            .with_max_level(tracing::Level::DEBUG)
+            .with_ansi(false)
+            .with_thread_ids(true);
         tracing::subscriber::set_global_default(lines.with_writer(|| Writer).finish()).unwrap();
     });
 }
@@ -122,25 +123,27 @@ pub(crate) fn told(events: &[String], choices: usize) -> Vec<(String, String)> {
 impl Kit {
     /// Two workers for prompts, p0 and p1, and two for outputs, t0 and t1.
     pub(crate) fn start(service: Options) -> Self {
-        Self::with(service, BLOCKS, |options| options)
+        Self::with(service, (200, 200), |options| options)
     }
 
-    /// The same, of so many blocks for outputs.
+    /// The same, of so many blocks for prompts and for outputs.
     pub(crate) fn with(
         service: Options,
-        token_blocks: u32,
+        blocks: (u32, u32),
         worker: impl Fn(WorkerOptions) -> WorkerOptions,
     ) -> Self {
         let service = Service::start(service);
         let connect = service.workers.clone().unwrap();
         let each = [("p0", Role::Prompt), ("p1", Role::Prompt), ("t0", Role::Token), ("t1", Role::Token)];
-        let workers = each.map(|(name, role)| {
-            let blocks = if role == Role::Token { token_blocks } else { BLOCKS };
-            Running::start(worker(options(&connect, name, role)), blocks)
-        });
-        let kit = Self { workers: workers.into(), service };
-        let here = |overview: &Value| overview["machines"].as_array().unwrap().len() == 4;
-        kit.wait("all workers are here", |client| here(&client.get("/v1/overview").json()));
+        let mut kit = Self { workers: Vec::new(), service };
+        for (name, role) in each {
+            let blocks = if role == Role::Token { blocks.1 } else { blocks.0 };
+            kit.workers.push(Running::start(worker(options(&connect, name, role)), blocks));
+            // One after the other, so that they have the places that they are written in.
+            let here =
+                |client: &mut Client| client.get("/v1/machines").json()["machines"].as_array().unwrap().len();
+            kit.wait("a worker is here", |client| here(client) == kit.workers.len());
+        }
         kit
     }
 

@@ -13,7 +13,7 @@ const PREFILL: Duration = Duration::from_secs(31);
 #[test]
 fn a_prompt_that_computes_for_half_a_minute_is_no_failure_by_default() {
     // But for addresses, and the wait for workers of an earlier service.
-    let kit = Kit::with(managed(), 200, |mut options| {
+    let kit = Kit::with(managed(), (200, 200), |mut options| {
         options.machine = MachineConfig::default();
         options
     });
