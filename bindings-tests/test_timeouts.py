@@ -37,8 +37,8 @@ def of_the_protocol() -> list[str]:
 def test_the_page_names_each_timeout_once_and_no_other():
     names = [name for name, _ in told()]
     assert len(names) == len(set(names))
-    expected = {name: "serve" for name in options(serve_cli.serve)}
-    expected |= {name: "worker" for name in options(worker_cli.worker)}
+    expected = dict.fromkeys(options(serve_cli.serve), "serve")
+    expected |= dict.fromkeys(options(worker_cli.worker), "worker")
     expected |= dict.fromkeys(of_the_protocol(), "the protocol")
     assert len(expected) == len(options(serve_cli.serve)) + len(options(worker_cli.worker)) + len(of_the_protocol())
     assert dict(told()) == expected
