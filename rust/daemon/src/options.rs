@@ -301,10 +301,11 @@ impl Options {
         let managed = self.model.is_some();
         let headroom = self.recovery_headroom.unwrap_or(if managed { 0.02 } else { 0.0 });
         let lease_ns = nonzero(nanoseconds("lease_s", self.lease_s)?).filter(|_| !managed);
+        let grace_ns = nanoseconds("grace_s", self.grace_s)?;
         let config = ClusterConfig {
             level: if managed { Level::Managed } else { Level::External },
             epoch: if managed { life() } else { Epoch(1) },
-            grace_ns: if managed { nanoseconds("grace_s", self.grace_s)? } else { 0 },
+            grace_ns: if managed { grace_ns } else { 0 },
             rejoin_limit_ns: nanoseconds("rejoin_limit_s", self.rejoin_limit_s)?,
             policy: self.policy,
             prompt_pending_tokens_max: self.prompt_pending_tokens_max,

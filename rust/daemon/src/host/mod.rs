@@ -423,6 +423,7 @@ impl State {
                     }
                 }
                 ClusterAction::Command { to, seq, command } => {
+                    self.follow(to, &command);
                     if let Some(managed) = &self.managed {
                         managed.command(to, seq, command);
                     }
@@ -437,8 +438,8 @@ impl State {
     }
 
     fn ended(&mut self, request: u64, outcome: Outcome) {
-        self.live.remove(&request);
-        self.ended_managed(request, outcome, self.core.now());
+        let placement = self.live.remove(&request).flatten();
+        self.ended_managed(request, placement, outcome, self.core.now());
         let kind = match outcome {
             // Whoever said so knows.
             Outcome::Finished | Outcome::Cancelled => return,

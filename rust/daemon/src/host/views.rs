@@ -4,7 +4,9 @@ use serde::Serialize;
 use splitcore_core::cluster::{ClusterCounters, MachineLoad, MachineState};
 use splitcore_core::error::Rejection;
 use splitcore_core::event::Role;
-use splitcore_core::placement::{Mode, Placement, Step};
+use splitcore_core::id::MachineId;
+use splitcore_core::leg::Command;
+use splitcore_core::placement::{Mode, Placement, Seat, Step};
 
 use super::managed::{BlocksView, HandoffView};
 use super::{DECISIONS_KEPT, Fault, Host, REJECTIONS, State};
@@ -315,6 +317,21 @@ impl State {
             "placed"
         );
         self.remember(placement.request.0, Ok(*placement));
+    }
+
+    /// The output of a request goes to another machine than it was placed on, in the same attempt: its destination is
+    /// lost or has no room, or was to be chosen later.
+    pub(super) fn follow(&mut self, to: MachineId, command: &Command) {
+        let Command::Reserve { key, .. } = *command else { return };
+        let Some(Some(placement)) = self.live.get_mut(&key.request.0) else { return };
+        let Some(leg) = placement.legs[1].as_mut().filter(|leg| leg.machine.id() != Some(to)) else { return };
+        leg.machine = Seat::Fixed(to);
+        let placement = *placement;
+        let token = self.machines.at(to.index).map(|machine| machine.name.as_str());
+        tracing::debug!(request = key.request.0, attempt = key.attempt.0, token, "placed its output");
+        if let Some(managed) = &mut self.managed {
+            managed.redirected(&placement, self.core.now());
+        }
     }
 
     pub(super) fn rejected(&mut self, request: u64, reason: Rejection) {

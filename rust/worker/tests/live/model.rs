@@ -61,8 +61,14 @@ impl Model {
     }
 
     /// Runs a pass layer by layer, and puts each layer as soon as it is whole.
-    pub(crate) fn run(&self, mut pass: Pass) -> Vec<(LegKey, u32)> {
+    pub(crate) fn run(&self, pass: Pass) -> Vec<(LegKey, u32)> {
+        self.run_telling(pass, |_, _| {})
+    }
+
+    /// The same, and `before` hears of each layer before it is computed.
+    pub(crate) fn run_telling(&self, mut pass: Pass, before: impl Fn(&Pass, u16)) -> Vec<(LegKey, u32)> {
         for layer in 0..LAYERS {
+            before(&pass, layer);
             for span in &mut pass.spans {
                 for (position, &token) in (span.start..).zip(&span.tokens) {
                     self.write(&span.blocks, layer, position, token);

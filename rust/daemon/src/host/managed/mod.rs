@@ -78,6 +78,13 @@ impl Managed {
         self.book.placed(request, now);
     }
 
+    /// Its output has another machine, and nothing else has changed.
+    pub(super) fn redirected(&mut self, placement: &Placement, now: Time) {
+        let prompt_tokens =
+            self.book.get(placement.request.0).map_or(0, |entry| entry.ask.prompt.len() as u32);
+        self.watch.placed(placement, prompt_tokens, now);
+    }
+
     /// The Cluster has taken a registration.
     pub(super) fn registered(&self, to: MachineId) {
         if let Some((_, handle)) = self.sessions.get(&to) {
@@ -137,8 +144,19 @@ impl State {
         Ok(())
     }
 
-    /// A request is over in the Cluster.
-    pub(super) fn ended_managed(&mut self, request: u64, outcome: Outcome, now: Time) {
+    /// A request is over in the Cluster. `placement` is the last it had; none where it waited, or was adopted.
+    pub(super) fn ended_managed(
+        &mut self,
+        request: u64,
+        placement: Option<Placement>,
+        outcome: Outcome,
+        now: Time,
+    ) {
+        let at = |machine: Option<MachineId>| {
+            machine.and_then(|machine| self.machines.at(machine.index)).map(|machine| machine.name.as_str())
+        };
+        let prompt = at(placement.and_then(|placement| placement.prompt()));
+        let token = at(placement.and_then(|placement| placement.token()));
         let Some(managed) = &mut self.managed else { return };
         let ending = match outcome {
             Outcome::Finished => Ending::Finished,
@@ -153,6 +171,9 @@ impl State {
                 request,
                 name = entry.ask.name,
                 ?outcome,
+                attempt = placement.map(|placement| placement.attempt.0),
+                prompt,
+                token,
                 prompt_tokens = entry.ask.prompt.len(),
                 output_tokens = entry.tokens.len(),
                 dispatch_ms = spans.dispatch_ms,
