@@ -17,13 +17,13 @@ LAYOUT = {
 
 
 @contextmanager
-def serving_a_model(folder, secret):
+def serving_a_model(folder, secret, *more):
     """A service with workers of its own, and the address that they connect to."""
     (folder / "secret").write_bytes(secret)
     _model(folder / "tiny")
     workers = f"unix:{folder}/workers"
     options = ("--model", str(folder / "tiny"), "--workers", workers, "--secret-file", str(folder / "secret"))
-    with served(*options, "--grace-s", "0", "--rejoin-limit-s", "0.2") as running:
+    with served(*options, "--grace-s", "0", "--rejoin-limit-s", "0.2", *more) as running:
         yield running, workers
 
 

@@ -5,15 +5,20 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from python_worker import PythonWorker, mine, serving_a_model
 from serving import Served, served
 
 SECRET = b"open sesame"
-EXAMPLES = 12
+EXAMPLES = 6
+# Random calls take as long as they take; a call for events may wait, so not for long.
+pytestmark = pytest.mark.timeout(400)
+WAIT = ("--event-wait-max-s", "0.2")
 
 
 def schemathesis(service: Served, *options: str) -> None:
-    # A call for events may wait, and 3.0 is no whole number here.
+    # 3.0 is no whole number here.
     command = [
         str(Path(sys.executable).parent / "schemathesis"),
         "run",
@@ -29,7 +34,7 @@ def schemathesis(service: Served, *options: str) -> None:
 
 
 def test_the_placement_service_is_as_described() -> None:
-    with served("--event-wait-max-s", "0.2") as service:
+    with served(*WAIT) as service:
         service.add_pair()
         schemathesis(service)
         status, check = service.call("GET", "/v1/check")
@@ -37,5 +42,8 @@ def test_the_placement_service_is_as_described() -> None:
 
 
 def test_a_service_with_a_model_is_as_described(tmp_path: Path) -> None:
-    with serving_a_model(tmp_path, SECRET) as (service, workers), PythonWorker(workers, mine("python"), SECRET):
+    with (
+        serving_a_model(tmp_path, SECRET, *WAIT) as (service, workers),
+        PythonWorker(workers, mine("python"), SECRET),
+    ):
         schemathesis(service, "--header", f"Authorization: Bearer {SECRET.decode()}", "--request-timeout", "20")
