@@ -63,7 +63,7 @@ def serve(
     retry_interval_s: Annotated[float, _rules("S", "Between tries to place what waits.")] = 1.0,
     seed: Annotated[int, _rules("N", "Of every draw.")] = 0,
 ) -> None:
-    """Place requests over HTTP, for engines that bring their own workers.
+    """Place requests over HTTP, for engines that bring their own workers; with --model, give tokens by its own.
 
     SIGTERM ends it: it is not ready at once, goes on while placements live, at most --drain-s, and exits with 0.
     """

@@ -1,7 +1,8 @@
 //! The placement service: one [`splitcore_core::cluster::Cluster`] behind HTTP, for engines that bring their own
-//! workers.
+//! workers; or, with a model, the daemon of the live service, whose workers connect to it.
 //!
-//! `host` has the lock, the clock and what is kept beside the core; `http` the routes; `server` connections, signals
+//! `host` has the lock, the clock and what is kept beside the core (`host/managed`: sessions of workers, tokens for
+//! clients); `http` the routes; `openai` completions and chats; `server` connections, signals
 //! and the end. Nothing in here decides where a request runs: that is the core's.
 
 #![forbid(unsafe_code)]

@@ -155,7 +155,7 @@ impl State {
             return Err(Fault::DuplicateName(name.to_owned()));
         }
         for request in book.named(name) {
-            self.close(now, request)?;
+            self.close(now, request);
             if let Some(managed) = &mut self.managed {
                 managed.book.forget(request);
             }

@@ -185,7 +185,7 @@ impl Host {
         let mut state = self.state.lock().map_err(|_| Fault::Stopped)?;
         let before = state.log.next();
         let done = call(&mut state);
-        state.settle(self.clock.now())?;
+        state.settle(self.clock.now());
         let next = state.log.next();
         let due = state.next_deadline();
         let sooner = due < state.armed;
@@ -207,7 +207,7 @@ impl Host {
         loop {
             let due = self.with(|state| {
                 state.begin()?;
-                state.settle(self.clock.now())?;
+                state.settle(self.clock.now());
                 state.armed = state.next_deadline();
                 Ok(state.armed)
             });

@@ -72,10 +72,8 @@ impl Managed {
 
     /// A request has machines.
     pub(super) fn placed(&mut self, placement: &Placement, now: Time) {
-        let request = placement.request.0;
-        let prompt_tokens = self.book.get(request).map_or(0, |entry| entry.ask.prompt.len() as u32);
-        self.watch.placed(placement, prompt_tokens, now);
-        self.book.placed(request, now);
+        self.redirected(placement, now);
+        self.book.placed(placement.request.0, now);
     }
 
     /// Its output has another machine, and nothing else has changed.
@@ -189,27 +187,27 @@ impl State {
     }
 
     /// Gives up what nobody wants any more, and forgets what is over.
-    pub(super) fn settle(&mut self, now: Time) -> Result<(), Fault> {
-        loop {
-            let Some(managed) = &mut self.managed else { return Ok(()) };
-            let Some(close) = managed.book.next_close(now) else { return Ok(()) };
-            self.close(now, close)?;
+    pub(super) fn settle(&mut self, now: Time) {
+        while let Some(request) = self.managed.as_mut().and_then(|managed| managed.book.next_close(now)) {
+            self.close(now, request);
         }
     }
 
     /// Lets the Cluster know that nobody waits for a request: its end, where that was held back, or that it is not
     /// wanted.
-    pub(super) fn close(&mut self, now: Time, request: u64) -> Result<(), Fault> {
-        let Some(managed) = &mut self.managed else { return Ok(()) };
+    pub(super) fn close(&mut self, now: Time, request: u64) {
+        let Some(managed) = &mut self.managed else { return };
         let event = match managed.book.released_finish(request) {
             Some((from, notice)) => ClusterEvent::Notice { from, notice },
             None if self.core.attempt(RequestId(request)).is_some() => {
                 ClusterEvent::Cancel { request: RequestId(request) }
             }
-            None => return Ok(()),
+            None => return,
         };
-        let _ = self.handle(now, &event)?;
-        self.keep(None);
-        Ok(())
+        // Whoever's call it is that this goes with has nothing to do with it.
+        match self.handle(now, &event) {
+            Ok(_) => self.keep(None),
+            Err(error) => tracing::error!(request, %error, "a request could not be closed"),
+        }
     }
 }

@@ -36,31 +36,18 @@ impl State {
             What::Event(DaemonEvent::Notice(notice)) => {
                 if let Some((from, handle)) = self.speaker(connection) {
                     let taken = self.notice(now, from, notice);
-                    self.answer_for(taken, &handle)?;
+                    answer_for(taken, &handle)?;
                 }
             }
             What::Event(DaemonEvent::Tokens(tokens)) => {
                 if let Some((from, handle)) = self.speaker(connection) {
                     let taken = self.tokens(now, from, &tokens);
-                    self.answer_for(taken, &handle)?;
+                    answer_for(taken, &handle)?;
                 }
             }
             What::Closed { reason } => self.closed(now, connection, &reason.to_string())?,
         }
         Ok(())
-    }
-
-    /// A worker that contradicts the books loses its session, and nobody else anything.
-    #[allow(clippy::unused_self, reason = "reads as what the state does")]
-    fn answer_for(&self, taken: Result<(), Fault>, handle: &Handle) -> Result<(), Fault> {
-        match taken {
-            Err(Fault::Event(error)) => {
-                tracing::warn!(%error, "a worker's word contradicts the books");
-                handle.close(&error.to_string());
-                Ok(())
-            }
-            other => other,
-        }
     }
 
     fn hello(&mut self, connection: ConnectionId, hello: &Hello, handle: Handle) {
@@ -149,7 +136,7 @@ impl State {
         for (key, descriptor) in descriptors {
             let claim = registration.claims.iter().find(|claim| claim.key == *key);
             let Some(claim) = claim else { continue };
-            let prompt_tokens = claim.work.prompt_tokens - claim.work.terms.resumed_tokens;
+            let prompt_tokens = claim.work.prompt_tokens.saturating_sub(claim.work.terms.resumed_tokens);
             if managed.book.adopt(key.request.0, descriptor, prompt_tokens as usize, now) {
                 described.push(key.request.0);
             }
@@ -182,5 +169,17 @@ impl State {
         let _ = self.handle(now, &ClusterEvent::Disconnect { machine })?;
         self.keep(None);
         Ok(())
+    }
+}
+
+/// A worker that contradicts the books loses its session, and nobody else anything.
+fn answer_for(taken: Result<(), Fault>, handle: &Handle) -> Result<(), Fault> {
+    match taken {
+        Err(Fault::Event(error)) => {
+            tracing::warn!(%error, "a worker's word contradicts the books");
+            handle.close(&error.to_string());
+            Ok(())
+        }
+        other => other,
     }
 }
