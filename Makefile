@@ -51,8 +51,8 @@ lint: $(NATIVE) ## Check format, lints, types, stubs and the core's dependency t
 	$(BIN)/mypy
 	$(BIN)/python -m mypy.stubtest splitcore._native
 
-bench: $(NATIVE) ## Run the benchmarks and print their table.
-	$(BIN)/python benches/run.py
+bench: $(NATIVE) $(TORCH)/.made ## Run the benchmarks and print their table.
+	$(BIN)/python benches/run.py --torch $(TORCH)/bin/python
 
 swarm: ## Run SEEDS random worlds full of faults from seed FROM on, optimised and with every assertion on.
 	$(CARGO) run --quiet --profile swarm -p splitcore-swarm --example swarm -- --seeds $(SEEDS) --from $(FROM) --jobs $(JOBS)

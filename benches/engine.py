@@ -7,11 +7,13 @@ run is the moving alone. Runs take turns, so that a busy machine is busy for all
 """
 
 import argparse
+import json
 import os
 import platform
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import median
+from typing import Any
 
 import torch
 
@@ -26,9 +28,16 @@ SIZES = (16, 32)
 
 @dataclass
 class Times:
+    """Seconds of one run."""
+
     first: float
+    """Until the first token."""
+    waited: float
+    """From the first token until all KV is where the decode runs."""
     second: float
+    """From the first token to the second, the wait included."""
     whole: float
+    """Until the last token."""
 
 
 class Bench:
@@ -49,7 +58,7 @@ class Bench:
         begun = time.perf_counter()
         tokens = [self.prefill.run([Span(0, prompt, 0, table, GREEDY)]).tokens[0]]
         first = time.perf_counter()
-        return self._rest(self.prefill, table, prompt, tokens, begun, first)
+        return self._rest(self.prefill, table, prompt, tokens, begun, first, first)
 
     def split(self, prompt: list[int], backend: str, mode: str) -> tuple[list[int], Times]:
         count, sender = len(prompt), self.senders[backend]
@@ -66,13 +75,21 @@ class Bench:
                 sender.put_layer(transfer, layer)
         for layer in range(self.model.layers):
             self.receiver.wait_layer(grant, layer, timeout=30)
-        told = self._rest(self.decode, there, prompt, tokens, begun, first)
+        moved = time.perf_counter()
+        told = self._rest(self.decode, there, prompt, tokens, begun, first, moved)
         sender.finish(transfer, timeout=30)
         self.receiver.release(grant)
         return told
 
     def _rest(
-        self, engine: Engine, table: range, prompt: list[int], tokens: list[int], begun: float, first: float
+        self,
+        engine: Engine,
+        table: range,
+        prompt: list[int],
+        tokens: list[int],
+        begun: float,
+        first: float,
+        moved: float,
     ) -> tuple[list[int], Times]:
         second = first
         while len(tokens) < self.outputs:
@@ -80,7 +97,7 @@ class Bench:
             tokens.append(engine.run([Span(0, tokens[-1:], at, table, GREEDY, output=len(tokens))]).tokens[0])
             if len(tokens) == 2:
                 second = time.perf_counter()
-        return tokens, Times(first - begun, second - first, time.perf_counter() - begun)
+        return tokens, Times(first - begun, moved - first, second - first, time.perf_counter() - begun)
 
     def close(self) -> None:
         for sender in self.senders.values():
@@ -90,21 +107,33 @@ class Bench:
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    options.add_argument("--prompts", type=int, nargs="+", default=[128, 512, 1024])
-    options.add_argument("--outputs", type=int, default=16)
-    options.add_argument("--repeat", type=int, default=7)
+    options.add_argument("--prompts", type=int, nargs="+", default=[128, 512])
+    options.add_argument("--outputs", type=int, default=8)
+    options.add_argument("--repeat", type=int, default=15)
+    options.add_argument("--json", action="store_true", help="print the rows as JSON, with every run")
     told = options.parse_args()
     bench = Bench(max(told.prompts) + told.outputs + 64, told.outputs)
+    rows = [row for length in told.prompts for row in compare(bench, length, told.repeat)]
+    bench.close()
+    if told.json:
+        print(json.dumps(rows))
+        return
     print(f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}, one thread, float32")
     print(f"{told.outputs} output tokens, median of {told.repeat} runs that take turns\n")
-    print("| prompt | KV | way | first token | second after | beside unsplit | whole time | beside unsplit |")
-    print("|---:|---:|---|---:|---:|---:|---:|---:|")
-    for length in told.prompts:
-        rows(bench, length, told.repeat)
-    bench.close()
+    print("| prompt | KV | way | first token | waited | second after | beside unsplit | whole time | beside unsplit |")
+    print("|---:|---:|---|---:|---:|---:|---:|---:|---:|")
+    for row in rows:
+        beside = ("", "", "")
+        if row["way"] != "unsplit":
+            beside = (f"{row['waited_ms']:.2f} ms", f"{row['delay_ms']:+.1f} ms", f"{row['more_percent']:+.1f} %")
+        print(
+            f"| {row['prompt']} | {row['kv_mb']:.0f} MB | {row['way']} | {row['first_ms']:.0f} ms | {beside[0]} "
+            f"| {row['second_ms']:.1f} ms | {beside[1]} | {row['whole_ms']:.0f} ms | {beside[2]} |"
+        )
 
 
-def rows(bench: Bench, length: int, repeat: int) -> None:
+def compare(bench: Bench, length: int, repeat: int) -> list[dict[str, Any]]:
+    """One row for each way; split runs are told beside the unsplit run of their turn."""
     prompt = torch.randint(0, bench.model.vocabulary, (length,), generator=torch.Generator().manual_seed(0)).tolist()
     runs: dict[str, list[Times]] = {}
     for turn in range(repeat + 1):
@@ -118,20 +147,15 @@ def rows(bench: Bench, length: int, repeat: int) -> None:
         for way, times in taken.items() if turn else ():
             runs.setdefault(way, []).append(times)
     layout = bench.model.layout()
-    size = length * layout.block_bytes / layout.block_tokens / 1e6
+    rows = []
     for way, all_times in runs.items():
-        first, second, whole = (
-            median(getattr(one, name) for one in all_times) * 1e3 for name in ("first", "second", "whole")
-        )
-        # Each split run beside the unsplit one of its turn.
         pairs = list(zip(all_times, runs["unsplit"], strict=True))
-        delay = median(one.second - other.second for one, other in pairs) * 1e3
-        more = (median(one.whole / other.whole for one, other in pairs) - 1) * 100
-        beside = ("", "") if way == "unsplit" else (f"{delay:+.1f} ms", f"{more:+.1f} %")
-        print(
-            f"| {length} | {size:.0f} MB | {way} | {first:.0f} ms | {second:.1f} ms | {beside[0]} "
-            f"| {whole:.0f} ms | {beside[1]} |"
-        )
+        row = {"prompt": length, "way": way, "kv_mb": length * layout.block_bytes / layout.block_tokens / 1e6}
+        row |= {f"{name}_ms": median(vars(one)[name] for one in all_times) * 1e3 for name in vars(all_times[0])}
+        row["delay_ms"] = median(one.second - other.second for one, other in pairs) * 1e3
+        row["more_percent"] = (median(one.whole / other.whole for one, other in pairs) - 1) * 100
+        rows.append(row | {"runs_s": [asdict(one) for one in all_times]})
+    return rows
 
 
 if __name__ == "__main__":

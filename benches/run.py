@@ -17,11 +17,12 @@ import peers
 import placement
 import planning
 import simulation
+import splitting
 import transfer
 from table import Row, Skipped, show
 
 ROOT = Path(__file__).resolve().parent.parent
-PARTS = ("placement", "simulation", "planning", "transfer", "daemon", "peers", "counts")
+PARTS = ("placement", "simulation", "planning", "transfer", "splitting", "daemon", "peers", "counts")
 
 
 def main() -> int:
@@ -29,6 +30,7 @@ def main() -> int:
     parser.add_argument("--only", choices=PARTS, action="append", help="run this part only; may be repeated")
     parser.add_argument("--repetitions", type=int, default=5, help="of each measurement, after one to warm up")
     parser.add_argument("--update", action="store_true", help="take the instruction counts as the new baseline")
+    parser.add_argument("--torch", type=Path, metavar="PYTHON", help="interpreter that has PyTorch")
     options = parser.parse_args()
     parts = options.only or PARTS
 
@@ -47,6 +49,8 @@ def main() -> int:
             rows += planning.measure(options.repetitions)
         if "transfer" in parts:
             rows += transfer.measure(timings, options.repetitions)
+        if "splitting" in parts:
+            rows += splitting.measure(ROOT, options.torch)
         if "daemon" in parts:
             rows += daemon.measure(ROOT, options.repetitions)
         if "peers" in parts:
