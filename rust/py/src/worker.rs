@@ -141,11 +141,13 @@ impl Worker {
         backend = None,
         batch_tokens_max = 2048,
         batch_requests_max = 512,
+        prefill_chunk_tokens = None,
         report_interval_s = 1.0,
         transfer_limit_s = 20.0,
         park_limit_s = 30.0,
         orphan_limit_s = 120.0,
         event_log = None,
+        event_log_keep = None,
         incarnation = None,
     ))]
     #[allow(clippy::too_many_arguments, reason = "keywords in Python")]
@@ -164,14 +166,19 @@ impl Worker {
         backend: Option<&str>,
         batch_tokens_max: u32,
         batch_requests_max: u32,
+        prefill_chunk_tokens: Option<u32>,
         report_interval_s: f64,
         transfer_limit_s: f64,
         park_limit_s: f64,
         orphan_limit_s: f64,
         event_log: Option<std::path::PathBuf>,
+        event_log_keep: Option<u32>,
         incarnation: Option<u32>,
     ) -> PyResult<Self> {
         let ns = |option, given| errors::nanoseconds(py, option, given);
+        if event_log_keep == Some(0) {
+            return Err(config(py, "event_log_keep", "at least 1", 0));
+        }
         if name.is_empty() {
             return Err(config(py, "name", "a name", "an empty one"));
         }
@@ -183,6 +190,7 @@ impl Worker {
         let machine = MachineConfig {
             batch_tokens_max,
             batch_requests_max,
+            prefill_chunk_tokens,
             report_interval_ns: ns("report_interval_s", report_interval_s)?,
             transfer_limit_ns: Some(ns("transfer_limit_s", transfer_limit_s)?),
             park_limit_ns: ns("park_limit_s", park_limit_s)?,
@@ -208,6 +216,7 @@ impl Worker {
             limits: Limits::default(),
             incarnation,
             event_log,
+            event_log_keep,
             log: Log::default(),
         };
         let pool = pool.get().pool.clone();
