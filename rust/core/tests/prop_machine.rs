@@ -223,19 +223,21 @@ fn batch_config() -> impl Strategy<Value = MachineConfig> {
         prop::option::of(0_u32..6),
         prop::option::of(1_u32..12),
     )
-        .prop_map(|(blocks, block_tokens, tokens, requests, sit_out_max, evictions_max, floor, chunk)| {
-            MachineConfig {
-                prefill_chunk_tokens: chunk.map(|chunk| chunk.min(tokens)),
-                blocks,
-                block_tokens,
-                batch_tokens_max: tokens,
-                batch_requests_max: requests,
-                sit_out_max,
-                evictions_max,
-                handoff_floor_blocks: floor,
-                ..MachineConfig::default()
-            }
-        })
+        .prop_map(
+            |(blocks, block_tokens, tokens, requests, sit_out_max, evictions_max, floor, chunk)| {
+                MachineConfig {
+                    prefill_chunk_tokens: chunk.map(|chunk| chunk.min(tokens)),
+                    blocks,
+                    block_tokens,
+                    batch_tokens_max: tokens,
+                    batch_requests_max: requests,
+                    sit_out_max,
+                    evictions_max,
+                    handoff_floor_blocks: floor,
+                    ..MachineConfig::default()
+                }
+            },
+        )
 }
 
 proptest! {

@@ -116,6 +116,16 @@ fn address(py: Python<'_>, option: &str, given: &str) -> PyResult<Address> {
     given.parse().map_err(|_| config(py, option, "host:port or unix:/path", given))
 }
 
+/// How KV is moved.
+fn mover(py: Python<'_>, model: String, by: Option<&str>, transfer_listen: &str) -> PyResult<MoverOptions> {
+    let mut mover = MoverOptions::new(model);
+    mover.connect.backend = backend(py, by)?;
+    let listens = transfer_listen.parse();
+    let listens = listens.map_err(|_| config(py, "transfer_listen", "IP:PORT", transfer_listen))?;
+    mover.listen.tcp = Some(listens);
+    Ok(mover)
+}
+
 fn raised(py: Python<'_>, error: WorkerError) -> PyErr {
     match error {
         WorkerError::Config(error) => errors::core_config(py, &error),
@@ -182,11 +192,6 @@ impl Worker {
         if name.is_empty() {
             return Err(config(py, "name", "a name", "an empty one"));
         }
-        let mut mover = MoverOptions::new(model.clone());
-        mover.connect.backend = self::backend(py, backend)?;
-        let listens = transfer_listen.parse();
-        let listens = listens.map_err(|_| config(py, "transfer_listen", "IP:PORT", transfer_listen))?;
-        mover.listen.tcp = Some(listens);
         let machine = MachineConfig {
             batch_tokens_max,
             batch_requests_max,
@@ -204,14 +209,14 @@ impl Worker {
             backoff: Backoff::new(BACKOFF_NS.0, BACKOFF_NS.1, u64::from(incarnation)),
             name,
             role: errors::word(py, "role", role, "'prompt', 'token' or 'mixed'")?,
-            model,
             bounds: ModelBounds {
                 context: context.unwrap_or(any.context),
                 vocabulary: vocabulary.unwrap_or(any.vocabulary),
             },
             secret: secret.map(|bytes| Secret::new(&bytes)),
             peer_listen: address(py, "peer_listen", peer_listen)?,
-            mover,
+            mover: mover(py, model.clone(), backend, transfer_listen)?,
+            model,
             machine,
             limits: Limits::default(),
             incarnation,

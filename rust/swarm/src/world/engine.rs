@@ -57,7 +57,7 @@ impl World {
         }
     }
 
-    fn context(&self, id: MachineId, key: LegKey) -> Context {
+    pub(super) fn context(&self, id: MachineId, key: LegKey) -> Context {
         let context = self.places[id.index as usize].contexts.get(&key).copied();
         context.unwrap_or_else(|| panic!("{id:?} knows nothing of {key:?}"))
     }
