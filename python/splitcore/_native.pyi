@@ -689,7 +689,7 @@ class Machine:
             incarnation: Grows with each restart.
             batch_tokens_max: Tokens of one pass; a single longer prompt runs alone.
             batch_requests_max: Requests of one pass.
-            prefill_chunk_tokens: Prompt tokens of one pass; a longer prompt is computed in chunks. None computes prompts
+            prefill_chunk_tokens: Prompt tokens of one pass; longer prompts are computed in chunks. None computes them
                 whole.
             pipeline_stages: Passes that may be in flight; with more than one, ``{"type": "stage_free", "pass"}`` tells
                 that the engine's first stage is free for the next.

@@ -28,7 +28,7 @@ def serve(
     tls_cert: Annotated[Path | None, _service("FILE", "Certificate chain in PEM: speak TLS.")] = None,
     tls_key: Annotated[Path | None, _service("FILE", "Private key of the certificate in PEM.")] = None,
     event_log: Annotated[Path | None, _service("DIR", "Log every event, for splitcore replay.")] = None,
-    event_log_keep: Annotated[int | None, _service("N", "Segments of it, 64 MiB each, to keep; by default all.")] = None,
+    event_log_keep: Annotated[int | None, _service("N", "Segments of it, 64 MiB each, to keep, or all.")] = None,
     drain_s: Annotated[float, _service("S", "To go on after SIGTERM while placements live.")] = 30.0,
     lease_s: Annotated[float, _service("S", "Without a word of a placement until it expires; 0: never.")] = 60.0,
     log_level: Annotated[str, _service("NAME", "off, error, warn, info, debug or trace.")] = "info",

@@ -39,7 +39,7 @@ def worker(
     peer_listen: Annotated[str, _place("ADDR", "Where it takes other workers, as they reach it.")] = "127.0.0.1:0",
     secret_file: Annotated[Path | None, _place("FILE", "Shared secret of daemon and workers.")] = None,
     event_log: Annotated[Path | None, _place("DIR", "Write down what its scheduler hears and does.")] = None,
-    event_log_keep: Annotated[int | None, _place("N", "Segments of that, 64 MiB each, to keep; by default all.")] = None,
+    event_log_keep: Annotated[int | None, _place("N", "Segments of that, 64 MiB each, to keep, or all.")] = None,
     model_name: Annotated[str | None, _model("NAME", "As the daemon calls it; by default the folder's.")] = None,
     device: Annotated[str, _model("NAME", "cpu, cuda or cuda:N.")] = "cpu",
     dtype: Annotated[str | None, _model("NAME", "f32, f16 or bf16; by default the file's.")] = None,
