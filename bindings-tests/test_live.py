@@ -48,6 +48,14 @@ def all_is_back(launch, limit_s=120):
         time.sleep(0.05)
 
 
+def wait_lost(launch, name, limit_s=60):
+    """Wait until the service counts a worker as lost."""
+    deadline = time.monotonic() + limit_s
+    while any(each["name"] == name for each in fetch(launch, "/v1/machines")["machines"]):
+        assert time.monotonic() < deadline, name
+        time.sleep(0.05)
+
+
 class Meddler:
     """Kills and restarts as the tokens that clients have had grow in number."""
 
@@ -72,6 +80,8 @@ class Meddler:
                 if name == "service":
                     self.launch.start_service()
                 else:
+                    # What only a worker and the service hold dies with both: the service learns of one death first.
+                    wait_lost(self.launch, name)
                     self.launch.start_worker(name)
         except BaseException as error:
             self.failure = error
