@@ -72,7 +72,7 @@ impl Daemon {
     fn link(&self, settings: Settings) -> WorkerLink {
         let backoff = Backoff::new(MS, 20 * MS, 1);
         let (address, identity) = (self.address.clone(), kit::identity());
-        WorkerLink::start(LinkOptions { address, identity, settings, backoff }).unwrap()
+        WorkerLink::start(LinkOptions { address, tls: None, identity, settings, backoff }).unwrap()
     }
 
     /// Lets a worker in, up to the registration.

@@ -36,6 +36,7 @@ impl Puppet {
         };
         let options = LinkOptions {
             address: service.workers.as_ref().unwrap().parse().unwrap(),
+            tls: None,
             identity,
             settings: Settings::default(),
             backoff: Backoff::new(5_000_000, 50_000_000, 1),
