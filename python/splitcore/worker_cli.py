@@ -40,9 +40,7 @@ def worker(
     peer_listen: Annotated[str, _place("ADDR", "Where it takes other workers, as they reach it.")] = "127.0.0.1:0",
     secret_file: Annotated[Path | None, _place("FILE", "Shared secret of daemon and workers.")] = None,
     tls_ca: Annotated[Path | None, _place("FILE", "Speak TLS with the daemon; the certificates to trust, PEM.")] = None,
-    tls_name: Annotated[str | None, _place("NAME", "Its certificate must be for; by default the host connected to.")] = (
-        None
-    ),
+    tls_name: Annotated[str | None, _place("NAME", "In the daemon's certificate; by default the host.")] = None,
     event_log: Annotated[Path | None, _place("DIR", "Write down what its scheduler hears and does.")] = None,
     model_name: Annotated[str | None, _model("NAME", "As the daemon calls it; by default the folder's.")] = None,
     device: Annotated[str, _model("NAME", "cpu, cuda or cuda:N.")] = "cpu",

@@ -185,10 +185,6 @@ impl Server {
 
     /// Answers until `stop` is done, then drains; `cut` ends that at once.
     pub async fn serve(mut self, stop: impl Future<Output = ()>, cut: impl Future<Output = ()>) {
-        let scheme = if self.tls.is_some() { "https" } else { "http" };
-        if let Ok(address) = self.address() {
-            tracing::info!("listening on {scheme}://{address}");
-        }
         let (close, closing) = watch::channel(false);
         let app = Arc::clone(&self.app);
         let workers = self.workers.take().map(|(listener, settings)| {
@@ -196,6 +192,10 @@ impl Server {
             tracing::info!("workers connect to {}{with}", listener.address());
             tokio::spawn(hear_workers(Arc::clone(&app), listener, settings))
         });
+        let scheme = if self.tls.is_some() { "https" } else { "http" };
+        if let Ok(address) = self.address() {
+            tracing::info!("listening on {scheme}://{address}");
+        }
         let ticker = tokio::spawn({
             let app = Arc::clone(&app);
             async move { app.host.tick().await }

@@ -201,9 +201,7 @@ fn told(error: &rustls::Error) -> String {
         E::InvalidCertificate(CertificateError::UnknownIssuer) => {
             "TLS: the daemon's certificate is from nobody who is trusted".to_owned()
         }
-        E::InvalidCertificate(CertificateError::Other(other))
-            if other.to_string() == "CaUsedAsEndEntity" =>
-        {
+        E::InvalidCertificate(CertificateError::Other(other)) if other.to_string() == "CaUsedAsEndEntity" => {
             "TLS: the daemon's certificate is one of an authority (CA:TRUE), and no server's".to_owned()
         }
         E::InvalidCertificate(error) => format!("TLS: the daemon's certificate: {error}"),

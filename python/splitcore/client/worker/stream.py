@@ -78,7 +78,8 @@ class Stream:
                     self._send_tls()
                 raise
             else:
-                return self._send_tls()
+                self._send_tls()
+                return
             left_s = None if deadline is None else deadline - time.monotonic()
             if left_s is not None and left_s <= 0:
                 raise TimeoutError("no end of the TLS handshake in time")
