@@ -198,7 +198,8 @@ fn told(error: &rustls::Error) -> String {
     use rustls::Error as E;
     match error {
         E::InvalidMessage(_) => "TLS: what comes from the other side is no TLS".to_owned(),
-        E::InvalidCertificate(CertificateError::UnknownIssuer) => {
+        // A bad signature: the name is that of one who is trusted, and the key is not.
+        E::InvalidCertificate(CertificateError::UnknownIssuer | CertificateError::BadSignature) => {
             "TLS: the daemon's certificate is from nobody who is trusted".to_owned()
         }
         E::InvalidCertificate(CertificateError::Other(other)) if other.to_string() == "CaUsedAsEndEntity" => {

@@ -3,6 +3,7 @@
 
 mod kit;
 
+use std::cell::RefCell;
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::mpsc::channel;
@@ -76,7 +77,7 @@ fn a_worker_that_trusts_its_daemon_joins_and_frames_of_any_length_go_both_ways()
         }
         link.sever();
         assert!(matches!(lost(&link), CloseReason::Io(_) | CloseReason::Closed(_)));
-        assert_eq!(daemon.closed(), CloseReason::Io("end of stream".to_owned()));
+        assert!(matches!(daemon.closed(), CloseReason::Io(_)));
         let handle = daemon.establish(&link);
         handle.close("enough");
         assert_eq!(lost(&link), CloseReason::ClosedThere("enough".to_owned()));
@@ -121,33 +122,38 @@ fn garbage_ends_the_connection_it_comes_on_and_no_other() {
     assert!(matches!(daemon.next(), What::Event(DaemonEvent::Notice(_))));
 }
 
+/// Whom a worker trusts, what it is told, and what its daemon is told.
+type Case<'a> = (&'a dyn Fn(&Daemon) -> Tls, &'a str, &'a str);
+
 #[test]
 fn a_certificate_that_does_not_fit_is_one_clear_reason_and_the_worker_tries_on() {
     let (certificates, others) = (Certificates::new(), Certificates::new());
-    let mut daemon = secure(&certificates, "daemon", kit::settings());
-    let right = link(&daemon.address, Some(trusting(&certificates, "authority", &daemon)), kit::settings());
-    let handle = daemon.establish(&right);
-
-    let stranger = link(&daemon.address, Some(trusting(&others, "authority", &daemon)), kit::settings());
-    for _ in 0..3 {
-        let reason = "connection lost: TLS: the daemon's certificate is from nobody who is trusted";
-        assert_eq!(lost(&stranger).to_string(), reason);
-        let reason = "connection lost: TLS: the other side does not trust this certificate";
-        assert_eq!(daemon.closed().to_string(), reason);
+    let elsewhere = |daemon: &Daemon| {
+        Tls::new(&certificates.file("authority"), Some("elsewhere.test"), &daemon.address).unwrap()
+    };
+    let nobody = "TLS: the daemon's certificate is from nobody who is trusted";
+    let name = "TLS: the daemon's certificate: certificate not valid for name \"elsewhere.test\"; certificate is only";
+    let distrust = "TLS: the other side does not trust this certificate";
+    // An authority of the same name as the right one, and a certificate that no authority has made.
+    let cases: [Case<'_>; 3] = [
+        (&|daemon| trusting(&others, "authority", daemon), nobody, "TLS: received fatal alert: DecryptError"),
+        (&|daemon| trusting(&others, "own", daemon), nobody, distrust),
+        (&elsewhere, name, distrust),
+    ];
+    for (trusts, here, there) in cases {
+        let mut daemon = secure(&certificates, "daemon", kit::settings());
+        let right = trusting(&certificates, "authority", &daemon);
+        let right = link(&daemon.address, Some(right), kit::settings());
+        let handle = daemon.establish(&right);
+        let wrong = link(&daemon.address, Some(trusts(&daemon)), kit::settings());
+        for _ in 0..3 {
+            let told = lost(&wrong).to_string();
+            assert!(told.starts_with(&format!("connection lost: {here}")), "{told}");
+            assert_eq!(daemon.closed().to_string(), format!("connection lost: {there}"));
+        }
+        handle.command(kit::compute(1, 1));
+        assert_eq!(*command(&right), kit::compute(1, 1));
     }
-    drop(stranger);
-
-    let elsewhere = Tls::new(&certificates.file("authority"), Some("elsewhere.test"), &daemon.address);
-    let elsewhere = link(&daemon.address, Some(elsewhere.unwrap()), kit::settings());
-    let told = lost(&elsewhere).to_string();
-    let named = "TLS: the daemon's certificate: certificate not valid for name \"elsewhere.test\"; certificate is only \
-                 valid for";
-    assert!(told.contains(named), "{told}");
-    drop(elsewhere);
-
-    handle.command(kit::compute(1, 1));
-    assert_eq!(*command(&right), kit::compute(1, 1));
-
     let careless = secure(&certificates, "careless", kit::settings());
     let link = link(&careless.address, Some(trusting(&certificates, "careless", &careless)), kit::settings());
     let told = lost(&link).to_string();
@@ -287,12 +293,13 @@ fn between(daemon: &Daemon, sizes: &[usize]) -> (Address, JoinHandle<()>) {
 #[test]
 fn however_the_bytes_are_cut_the_messages_are_the_same() {
     let certificates = Certificates::new();
-    let mut daemon = secure(&certificates, "daemon", kit::settings());
+    let daemon = RefCell::new(secure(&certificates, "daemon", kit::settings()));
     let cases = ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(24) };
     let sizes = proptest::collection::vec(prop_oneof![1..8_usize, 1..512_usize], 1..20);
     let lengths = proptest::collection::vec(0..3000_u32, 1..6);
     proptest!(cases, |(sizes in sizes, lengths in lengths)| {
-        let (address, proxy) = between(&daemon, &sizes);
+        let daemon = &mut *daemon.borrow_mut();
+        let (address, proxy) = between(daemon, &sizes);
         let tls = Tls::new(&certificates.file("authority"), None, &address).unwrap();
         let link = link(&address, Some(tls), kit::settings());
         let handle = daemon.establish(&link);
@@ -303,7 +310,7 @@ fn however_the_bytes_are_cut_the_messages_are_the_same() {
         for (seq, length) in (1..).zip(&lengths) {
             assert_eq!(*command(&link), kit::compute(seq, seq));
             let said = Tokens { key: kit::key(seq), from: 0, ids: (0..*length).collect() };
-            assert_eq!(tokens(&mut daemon), said);
+            assert_eq!(tokens(daemon), said);
         }
         drop(link);
         proxy.join().unwrap();
