@@ -393,3 +393,29 @@ impl Task {
         None
     }
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test fails so")]
+mod tests {
+    use tokio::io::BufStream;
+
+    use super::*;
+
+    #[test]
+    fn a_stream_that_keeps_what_it_is_given_is_flushed() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let heard = async {
+            let (near, mut far) = tokio::io::duplex(4096);
+            let (heard, _hears) = mpsc::channel(8);
+            let mut task = Task::new(ConnectionId(1), Settings::default(), Instant::now(), heard).unwrap();
+            task.pipe.keeps();
+            let conversation = tokio::spawn(task.run(BufStream::new(near)));
+            let mut header = [0; 4];
+            // Well before the session ends, which writes out whatever there is.
+            let read = tokio::time::timeout(Duration::from_secs(4), far.read_exact(&mut header)).await;
+            conversation.abort();
+            read
+        };
+        assert_eq!(runtime.block_on(heard).expect("the challenge comes").unwrap(), 4);
+    }
+}

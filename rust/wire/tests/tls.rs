@@ -10,7 +10,7 @@ use std::sync::mpsc::channel;
 use std::thread::JoinHandle;
 
 use proptest::prelude::*;
-use splitcore_core::leg::Notice;
+use splitcore_core::leg::{Command, Notice};
 use splitcore_wire::address::Address;
 use splitcore_wire::link::{LinkEvent, WorkerLink};
 use splitcore_wire::listen::{Listener, What};
@@ -55,6 +55,16 @@ fn tokens(daemon: &mut Daemon) -> Tokens {
     }
 }
 
+/// A command with a prompt of so many tokens, each of five bytes.
+fn long(seq: u64, length: u32) -> Assigned {
+    let mut assigned = kit::compute(seq, seq);
+    assigned.descriptor = Some(kit::descriptor((0..length).map(|at| at + 70_000).collect()));
+    if let Command::Compute { work, .. } = &mut assigned.command {
+        work.prompt_tokens = length;
+    }
+    assigned
+}
+
 #[test]
 fn a_worker_that_trusts_its_daemon_joins_and_frames_of_any_length_go_both_ways() {
     let certificates = Certificates::new();
@@ -63,12 +73,8 @@ fn a_worker_that_trusts_its_daemon_joins_and_frames_of_any_length_go_both_ways()
         let link = link(&daemon.address, Some(trusting(&certificates, trusted, &daemon)), kit::settings());
         let handle = daemon.establish(&link);
         for (seq, length) in [(1, 3), (2, 20_000), (3, 700_000), (4, 1)] {
-            let ids: Vec<u32> = (0..length).map(|at| at + 70_000).collect();
-            let mut assigned = kit::compute(seq, seq);
-            assigned.descriptor = Some(kit::descriptor(ids.clone()));
-            if let splitcore_core::leg::Command::Compute { work, .. } = &mut assigned.command {
-                work.prompt_tokens = length;
-            }
+            let assigned = long(seq, length);
+            let ids = assigned.descriptor.as_ref().unwrap().prompt.clone();
             handle.command(assigned.clone());
             assert_eq!(*command(&link), assigned);
             let said = Tokens { key: kit::key(seq), from: 0, ids };
@@ -288,6 +294,25 @@ fn between(daemon: &Daemon, sizes: &[usize]) -> (Address, JoinHandle<()>) {
         ways.map(pass).into_iter().for_each(|way| way.join().unwrap());
     };
     (address, std::thread::spawn(run))
+}
+
+#[test]
+fn long_frames_reach_one_who_reads_slowly_to_their_last_byte() {
+    let certificates = Certificates::new();
+    let hour = 3_600_000 * MS;
+    let limits = Limits { ping_interval_ns: hour, silence_limit_ns: 2 * hour, ..Limits::default() };
+    let mut daemon = secure(&certificates, "daemon", Settings { limits, ..kit::settings() });
+    // No ping pushes on what is left behind, and the socket is full most of the time.
+    let (address, proxy) = between(&daemon, &[512]);
+    let tls = Tls::new(&certificates.file("authority"), None, &address).unwrap();
+    let link = link(&address, Some(tls), kit::settings());
+    let handle = daemon.establish(&link);
+    for seq in 1..4 {
+        handle.command(long(seq, 2_400_000));
+        assert_eq!(*command(&link), long(seq, 2_400_000));
+    }
+    drop(link);
+    proxy.join().unwrap();
 }
 
 #[test]
