@@ -1,6 +1,7 @@
 """Workers that reach the service with TLS: in Python, native, and those that are turned away."""
 
 import asyncio
+import contextlib
 import re
 import socket
 import ssl
@@ -124,14 +125,21 @@ def test_a_daemon_that_is_not_the_right_one_is_refused_with_the_reason(service, 
     assert "certificate is not valid for '127.0.0.1'" in fails("127.0.0.1", context)
 
 
+def talk(mute):
+    """Takes a connection, which its other side may have left by now, and begins as a daemon without TLS does."""
+    with closing(mute.accept()[0]) as taken, contextlib.suppress(OSError):
+        taken.sendall(b"\x40\0\0\0 no TLS")
+        taken.recv(1 << 16)
+
+
 def test_a_daemon_that_begins_and_does_not_go_on_is_left_and_one_without_tls_is_told_apart(context):
     with closing(socket.create_server(("127.0.0.1", 0))) as mute:
         daemon = f"localhost:{mute.getsockname()[1]}"
         with pytest.raises(UnreachableError, match=r"timed out|in time"):
             WorkerSession(daemon, mine("x"), hold_nothing, timeout_s=0.1, tls=context)
-        talks = threading.Thread(target=lambda: [mute.accept()[0].sendall(b"\x40\0\0\0 no TLS") for _ in range(2)])
+        talks = threading.Thread(target=lambda: [talk(mute) for _ in range(2)])
         talks.start()
-        with pytest.raises(UnreachableError, match=r"(?i)wrong[_ ]version|record|hung up"):
+        with pytest.raises(UnreachableError, match=r"(?i)wrong[_ ]version"):
             WorkerSession(daemon, mine("x"), hold_nothing, timeout_s=LIMIT_S, tls=context)
         talks.join(LIMIT_S)
 
