@@ -97,7 +97,8 @@ def test_kills_and_restarts_cost_no_acknowledged_request_and_no_token(model, tmp
             "--transfer",
             "layer-wise",
         ],
-        "worker_options": ["--event-log", str(logs), "--blocks", "400"],
+        # The longest prompts of these are computed in two chunks.
+        "worker_options": ["--event-log", str(logs), "--blocks", "400", "--prefill-chunk-tokens", "100"],
     }
     with Launch(folder, prompt=2, token=2, folder=tmp_path, **options) as launch:
         launch.wait_ready()

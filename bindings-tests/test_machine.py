@@ -186,6 +186,8 @@ def test_a_restored_machine_plans_the_same():
         ({"block_tokens": 0}, "block_tokens"),
         ({"batch_tokens_max": 0}, "batch_tokens_max"),
         ({"batch_requests_max": 0}, "batch_requests_max"),
+        ({"prefill_chunk_tokens": 0}, "prefill_chunk_tokens"),
+        ({"prefill_chunk_tokens": 2049}, "prefill_chunk_tokens"),
         ({"sit_out_max": 0}, "sit_out_max"),
         ({"report_interval_s": 0.0}, "report_interval_s"),
         ({"handoff_floor_blocks": 6}, "handoff_floor_blocks"),

@@ -20,6 +20,10 @@ class Leg:
     state: str = "queued"
     sat_out: int = 0
     evictions: int = 0
+    done: int = 0
+    """Tokens of its prefill that are computed."""
+    again: bool = False
+    """Its blocks were taken, so that its prefill is everything so far."""
     runs: bool = False
     aborted: bool = False
 
@@ -27,10 +31,11 @@ class Leg:
 class Model:
     """One list of legs, walked for everything."""
 
-    def __init__(self, blocks, block_tokens, tokens_max, requests_max, sit_out_max, evictions_max, floor):
+    def __init__(self, blocks, block_tokens, tokens_max, requests_max, sit_out_max, evictions_max, floor, chunk):
         self.total, self.block_tokens, self.floor = blocks, block_tokens, floor
         self.tokens_max, self.requests_max = tokens_max, requests_max
         self.sit_out_max, self.evictions_max = sit_out_max, evictions_max
+        self.chunk = chunk
         self.legs = {}
         self.running = None
         self.passes = 0
@@ -69,22 +74,37 @@ class Model:
             if self.legs[id_].sat_out >= self.sit_out_max and take(1):
                 runs.add(id_)
         prefills = []
-        for id_ in self.of("queued", "evicted"):
+        chunk = self.chunk
+
+        def take_prompt(id_):
+            nonlocal chunk
             leg = self.legs[id_]
-            again = leg.state == "evicted"
-            size = leg.prompt + leg.tokens if again else leg.prompt
-            fits = requests > 0 and (first or size <= tokens)
+            left = leg.prompt + (leg.tokens if leg.again else 0) - leg.done
+            size = left if chunk is None else min(left, chunk, tokens)
+            fits = requests > 0 and size > 0 and (first or size <= tokens)
             if not fits or not self.make_room(leg, decodes):
-                break
+                return False
             take(size)
+            chunk = None if chunk is None else chunk - size
             leg.state = "prefilling"
-            prefills.append((id_, size, again))
+            prefills.append((id_, size, leg.done, size == left))
+            return True
+
+        for id_ in self.of("queued", "evicted"):
+            if not take_prompt(id_):
+                break
         for rested in (False, True):
             for id_ in decodes:
                 if id_ not in runs and (self.legs[id_].sat_out == 0) == rested and take(1):
                     runs.add(id_)
         self.grow(decodes, runs)
         ran = [id_ for id_ in decodes if id_ in runs]
+        if not prefills and not ran:
+            # Prompts that have begun have their blocks: they pass those that find none.
+            tokens, requests, first, chunk = self.tokens_max, self.requests_max, True, self.chunk
+            for id_ in self.of("queued", "evicted"):
+                if self.legs[id_].blocks and not take_prompt(id_):
+                    break
         if prefills or ran:
             self.passes += 1
             self.running = prefills, ran
@@ -116,7 +136,7 @@ class Model:
                 spared = [i for i in range(1, len(decodes)) if self.legs[decodes[i]].evictions < self.evictions_max]
                 victim = spared[-1] if spared else len(decodes) - 1
                 loser = self.legs[decodes[victim]]
-                loser.state, loser.blocks, loser.sat_out = "evicted", 0, 0
+                loser.state, loser.blocks, loser.sat_out, loser.again = "evicted", 0, 0, True
                 loser.evictions += 1
                 runs.discard(decodes[victim])
                 del decodes[victim]
@@ -129,16 +149,21 @@ class Model:
         prefills, ran = self.running
         self.running = None
         done = []
-        for id_, _, again in prefills:
+        for id_, size, _, last in prefills:
             leg = self.legs[id_]
-            leg.tokens += 1
-            assert again or leg.tokens == 1
+            if last:
+                leg.tokens += 1
+                assert leg.again or leg.tokens == 1
             if leg.aborted or id_ in ended:
                 done.append(id_)
+            elif not last:
+                leg.done += size
+                leg.state = "evicted" if leg.again else "queued"
             else:
+                leg.done, leg.again = 0, False
                 leg.state, leg.sat_out = "decoding", 0
                 leg.runs = True
-        fresh = {id_ for id_, _, _ in prefills}
+        fresh = {id_ for id_, *_ in prefills}
         for id_ in self.of("decoding"):
             leg = self.legs[id_]
             if id_ in fresh:
@@ -172,8 +197,10 @@ class MachineBesideModel(RuleBasedStateMachine):
         sit_out_max=st.integers(1, 4),
         evictions_max=st.integers(0, 2),
         floor=st.integers(0, 2),
+        chunk=st.sampled_from([None, None, 1, 3, 20]),
     )
-    def begin(self, blocks, block_tokens, tokens_max, requests_max, sit_out_max, evictions_max, floor):
+    def begin(self, blocks, block_tokens, tokens_max, requests_max, sit_out_max, evictions_max, floor, chunk):
+        chunk = chunk and min(chunk, tokens_max)
         self.native = splitcore.Machine(
             kv_blocks=blocks,
             block_tokens=block_tokens,
@@ -181,10 +208,11 @@ class MachineBesideModel(RuleBasedStateMachine):
             batch_requests_max=requests_max,
             sit_out_max=sit_out_max,
             evictions_max=evictions_max,
+            prefill_chunk_tokens=chunk,
             handoff_floor_blocks=floor,
             report_interval_s=1e6,
         )
-        self.model = Model(blocks, block_tokens, tokens_max, requests_max, sit_out_max, evictions_max, floor)
+        self.model = Model(blocks, block_tokens, tokens_max, requests_max, sit_out_max, evictions_max, floor, chunk)
         self.capacity = blocks * block_tokens
         self.next_id = 0
 
@@ -224,7 +252,7 @@ class MachineBesideModel(RuleBasedStateMachine):
                 return
             self.plans_and_blocks_agree()
             prefills, ran = self.model.running
-            members = [id_ for id_, _, _ in prefills] + ran
+            members = [id_ for id_, *_ in prefills] + ran
             # A request ends before it outgrows the whole machine, as admission sees to.
             full = {id_ for id_ in members if self.legs_tokens(id_) + 2 > self.capacity}
             ended = full | {id_ for at, id_ in enumerate(members) if ends >> (at % 3) & 1}
@@ -272,9 +300,10 @@ class MachineBesideModel(RuleBasedStateMachine):
         assert (loads["running"] == 1, plan["pass"]) == (model.running is not None, model.passes)
         if model.running is not None:
             prefills, ran = model.running
-            assert [(each["key"]["request"], each["tokens"]) for each in plan["prefills"]] == [
-                (id_, size) for id_, size, _ in prefills
+            planned = [
+                (each["key"]["request"], each["tokens"], each["start"], each["samples"]) for each in plan["prefills"]
             ]
+            assert planned == prefills
             assert [key["request"] for key in plan["decodes"]] == ran
         assert loads["free_blocks"] == model.free()
         owned = []

@@ -667,6 +667,7 @@ class Machine:
         incarnation: int = 1,
         batch_tokens_max: int = 2048,
         batch_requests_max: int = 512,
+        prefill_chunk_tokens: int | None = None,
         pipeline_stages: int = 1,
         sit_out_max: int = 4,
         evictions_max: int = 4,
@@ -688,6 +689,8 @@ class Machine:
             incarnation: Grows with each restart.
             batch_tokens_max: Tokens of one pass; a single longer prompt runs alone.
             batch_requests_max: Requests of one pass.
+            prefill_chunk_tokens: Prompt tokens of one pass; longer prompts are computed in chunks. None computes them
+                whole.
             pipeline_stages: Passes that may be in flight; with more than one, ``{"type": "stage_free", "pass"}`` tells
                 that the engine's first stage is free for the next.
             sit_out_max: Passes in a row that a decode may be left out.
@@ -1752,11 +1755,13 @@ class Worker:
         backend: str | None = None,
         batch_tokens_max: int = 2048,
         batch_requests_max: int = 512,
+        prefill_chunk_tokens: int | None = None,
         report_interval_s: float = 1.0,
         transfer_limit_s: float = 20.0,
         park_limit_s: float = 30.0,
         orphan_limit_s: float = 120.0,
         event_log: str | PathLike[str] | None = None,
+        event_log_keep: int | None = None,
         incarnation: int | None = None,
     ) -> Self:
         """Start to listen, and to look for the daemon, which may come later.
@@ -1777,11 +1782,14 @@ class Worker:
             backend: What sends its KV; None chooses by where it goes.
             batch_tokens_max: Prompt tokens and decodes in a pass.
             batch_requests_max: Requests in a pass.
+            prefill_chunk_tokens: Prompt tokens in a pass; a longer prompt is computed in chunks. None computes prompts
+                whole.
             report_interval_s: Between two reports.
             transfer_limit_s: A transfer may take.
             park_limit_s: Work may wait for room.
             orphan_limit_s: Work is kept without a daemon.
             event_log: A folder in which to write down what its scheduler hears and does.
+            event_log_keep: Segments of it, 64 MiB each, that are kept: the newest. None keeps all.
             incarnation: Higher with each start of the name; by default from the clock.
 
         Raises:

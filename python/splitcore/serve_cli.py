@@ -28,6 +28,7 @@ def serve(
     tls_cert: Annotated[Path | None, _service("FILE", "Certificate chain in PEM: speak TLS, with workers too.")] = None,
     tls_key: Annotated[Path | None, _service("FILE", "Private key of the certificate in PEM.")] = None,
     event_log: Annotated[Path | None, _service("DIR", "Log every event, for splitcore replay.")] = None,
+    event_log_keep: Annotated[int | None, _service("N", "Segments of it, 64 MiB each, to keep, or all.")] = None,
     drain_s: Annotated[float, _service("S", "To go on after SIGTERM while placements live.")] = 30.0,
     lease_s: Annotated[float, _service("S", "Without a word of a placement until it expires; 0: never.")] = 60.0,
     log_level: Annotated[str, _service("NAME", "off, error, warn, info, debug or trace.")] = "info",
@@ -61,6 +62,7 @@ def serve(
     priority_ageing_s: Annotated[float, _rules("S", "Of waiting outweigh a step of priority; 0: nothing does.")] = 10.0,
     attempts_max: Annotated[int, _rules("N", "Tries of one request.")] = 4,
     retry_interval_s: Annotated[float, _rules("S", "Between tries to place what waits.")] = 1.0,
+    park_limit_s: Annotated[float, _rules("S", "A handoff may stand still before it is taken back.")] = 30.0,
     seed: Annotated[int, _rules("N", "Of every draw.")] = 0,
 ) -> None:
     """Place requests over HTTP, for engines that bring their own workers; with --model, give tokens by its own.

@@ -226,6 +226,10 @@ pub struct MachineConfig {
     pub batch_tokens_max: u32,
     /// Requests in one pass.
     pub batch_requests_max: u32,
+    /// Prompt tokens of one pass at most: a longer prompt is computed in chunks, pass after pass, and decodes run beside
+    /// each. `None`: a prompt is computed in one pass.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub prefill_chunk_tokens: Option<u32>,
     /// Stages of the engine's pipeline: as many passes may be in flight.
     #[cfg_attr(feature = "serde", serde(default = "one_stage"))]
     pub pipeline_stages: u32,
@@ -267,6 +271,7 @@ impl Default for MachineConfig {
             block_tokens: 16,
             batch_tokens_max: 2048,
             batch_requests_max: 512,
+            prefill_chunk_tokens: None,
             pipeline_stages: 1,
             sit_out_max: 4,
             evictions_max: 4,
@@ -353,6 +358,9 @@ impl MachineConfig {
         require(self.block_tokens > 0, "block_tokens", "at least 1", self.block_tokens)?;
         require(self.batch_tokens_max > 0, "batch_tokens_max", "at least 1", self.batch_tokens_max)?;
         require(self.batch_requests_max > 0, "batch_requests_max", "at least 1", self.batch_requests_max)?;
+        let chunk = self.prefill_chunk_tokens.unwrap_or(1);
+        let fits = (1..=self.batch_tokens_max).contains(&chunk);
+        require(fits, "prefill_chunk_tokens", "1 to batch_tokens_max", chunk)?;
         let stages = (1..=PIPELINE_STAGES_MAX).contains(&self.pipeline_stages);
         require(stages, "pipeline_stages", "1 to 64", self.pipeline_stages)?;
         let sits = (1..=u32::from(u16::MAX)).contains(&self.sit_out_max);

@@ -25,9 +25,19 @@ struct Job {
     id: u64,
     prompt: u32,
     generated: u32,
+    /// Tokens of its prefill that are computed.
+    done: u32,
+    /// Tokens of its prefill in the pass that runs.
+    chunk: u32,
     blocks: u32,
     sat_out: u32,
     evictions: u32,
+}
+
+impl Job {
+    fn left(&self) -> u32 {
+        self.prompt + self.generated - self.done
+    }
 }
 
 /// A machine that runs whole requests only: lists, scans and arithmetic.
@@ -56,7 +66,8 @@ impl Naive {
     }
 
     fn arrive(&mut self, id: u64, prompt: u32) {
-        self.prompts.push(Job { id, prompt, generated: 0, blocks: 0, sat_out: 0, evictions: 0 });
+        let job = Job { id, prompt, generated: 0, done: 0, chunk: 0, blocks: 0, sat_out: 0, evictions: 0 };
+        self.prompts.push(job);
         self.plan();
     }
 
@@ -85,6 +96,7 @@ impl Naive {
         self.decodes.sort_by_key(|job| job.id);
         self.running.clear();
         let (mut tokens, mut items) = (0, 0);
+        let mut chunks = self.config.prefill_chunk_tokens;
         let mut fits = |more: u32| {
             let fits = items < self.config.batch_requests_max
                 && (items == 0 || tokens + more <= self.config.batch_tokens_max);
@@ -100,17 +112,21 @@ impl Naive {
             }
         }
         let growing = self.decodes.iter().filter(|job| self.grows(job)).count() as u32;
+        let starved = self.running.len() as u32;
         while let Some(job) = self.prompts.first().cloned() {
-            let size = job.prompt + job.generated;
-            let wanted = self.blocks(size + 1);
+            let taken: u32 = self.prefilling.iter().map(|job| job.chunk).sum();
+            let free = self.config.batch_tokens_max.saturating_sub(starved + taken);
+            let size = chunks.map_or(job.left(), |left| job.left().min(left).min(free));
+            let wanted = self.blocks(job.prompt + job.generated + 1) - job.blocks;
             let floor = self.config.handoff_floor_blocks.unwrap_or(0);
             let is_empty = self.free == self.config.blocks;
             let room = if is_empty { wanted <= self.free } else { wanted + floor + growing <= self.free };
-            if !room || !fits(size) {
+            if size == 0 || (wanted > 0 && !room) || !fits(size) {
                 break;
             }
+            chunks = chunks.map(|left| left - size);
             self.free -= wanted;
-            self.prefilling.push(Job { blocks: wanted, ..job });
+            self.prefilling.push(Job { blocks: job.blocks + wanted, chunk: size, ..job });
             self.prompts.remove(0);
         }
         for had_sat_out in [true, false] {
@@ -121,11 +137,28 @@ impl Naive {
             }
         }
         self.make_room();
+        if self.running.is_empty() && self.prefilling.is_empty() {
+            self.go_on_with_those_that_have_their_blocks();
+        }
         self.is_running = !self.running.is_empty() || !self.prefilling.is_empty();
         if self.is_running {
             for job in &mut self.decodes {
                 job.sat_out = if self.running.contains(&job.id) { 0 } else { job.sat_out + 1 };
             }
+        }
+    }
+
+    /// Where nothing else could run.
+    fn go_on_with_those_that_have_their_blocks(&mut self) {
+        let (mut left, mut items) = (self.config.prefill_chunk_tokens.unwrap_or(0), 0);
+        while let Some(at) = self.prompts.iter().position(|job| job.blocks > 0) {
+            let size = self.prompts[at].left().min(left);
+            if size == 0 || items == self.config.batch_requests_max {
+                return;
+            }
+            (left, items) = (left - size, items + 1);
+            let job = self.prompts.remove(at);
+            self.prefilling.push(Job { chunk: size, ..job });
         }
     }
 
@@ -149,7 +182,7 @@ impl Naive {
             let job = self.decodes.remove(at);
             self.free += job.blocks;
             self.running.remove(&victim);
-            self.prompts.push(Job { blocks: 0, sat_out: 0, evictions: job.evictions + 1, ..job });
+            self.prompts.push(Job { blocks: 0, done: 0, sat_out: 0, evictions: job.evictions + 1, ..job });
             self.prompts.sort_by_key(|job| job.id);
         }
     }
@@ -159,8 +192,14 @@ impl Naive {
         for job in &mut self.decodes {
             job.generated += u32::from(self.running.contains(&job.id));
         }
-        let sampled = self.prefilling.drain(..).map(|job| Job { generated: job.generated + 1, ..job });
-        self.decodes.extend(sampled);
+        for job in std::mem::take(&mut self.prefilling) {
+            let done = job.done + job.chunk;
+            if job.chunk < job.left() && !ended.contains(&job.id) {
+                self.prompts.push(Job { done, chunk: 0, ..job });
+            } else {
+                self.decodes.push(Job { generated: job.generated + 1, done: 0, chunk: 0, ..job });
+            }
+        }
         let gone: u32 = self.decodes.iter().filter(|job| ended.contains(&job.id)).map(|job| job.blocks).sum();
         self.free += gone;
         self.decodes.retain(|job| !ended.contains(&job.id));
@@ -182,19 +221,23 @@ fn batch_config() -> impl Strategy<Value = MachineConfig> {
         1_u32..5,
         0_u32..3,
         prop::option::of(0_u32..6),
+        prop::option::of(1_u32..12),
     )
-        .prop_map(|(blocks, block_tokens, tokens, requests, sit_out_max, evictions_max, floor)| {
-            MachineConfig {
-                blocks,
-                block_tokens,
-                batch_tokens_max: tokens,
-                batch_requests_max: requests,
-                sit_out_max,
-                evictions_max,
-                handoff_floor_blocks: floor,
-                ..MachineConfig::default()
-            }
-        })
+        .prop_map(
+            |(blocks, block_tokens, tokens, requests, sit_out_max, evictions_max, floor, chunk)| {
+                MachineConfig {
+                    prefill_chunk_tokens: chunk.map(|chunk| chunk.min(tokens)),
+                    blocks,
+                    block_tokens,
+                    batch_tokens_max: tokens,
+                    batch_requests_max: requests,
+                    sit_out_max,
+                    evictions_max,
+                    handoff_floor_blocks: floor,
+                    ..MachineConfig::default()
+                }
+            },
+        )
 }
 
 proptest! {
@@ -228,8 +271,14 @@ proptest! {
             if naive.is_running {
                 prop_assert_eq!((bench.prefills(), bench.decodes()), naive.passes());
                 let tokens: Vec<u32> = bench.machine.plan().prefills.iter().map(|item| item.tokens).collect();
-                let expected: Vec<u32> = naive.prefilling.iter().map(|job| job.prompt + job.generated).collect();
+                let expected: Vec<u32> = naive.prefilling.iter().map(|job| job.chunk).collect();
                 prop_assert_eq!(tokens, expected);
+                let ends: Vec<bool> = bench.machine.plan().prefills.iter().map(|item| item.samples).collect();
+                let whole: Vec<bool> = naive.prefilling.iter().map(|job| job.chunk == job.left()).collect();
+                prop_assert_eq!(ends, whole, "a token is drawn behind the last chunk");
+                let starts: Vec<u32> = bench.machine.plan().prefills.iter().map(|item| item.start).collect();
+                let done: Vec<u32> = naive.prefilling.iter().map(|job| job.done).collect();
+                prop_assert_eq!(starts, done);
             }
             prop_assert_eq!(bench.machine.pool().free(), naive.free);
         }

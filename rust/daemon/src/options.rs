@@ -47,6 +47,9 @@ pub struct Options {
     /// Folder for the event log: every event and what came of it, which `splitcore replay` runs once more.
     #[cfg_attr(feature = "cli", arg(long, value_name = "DIR"))]
     pub event_log: Option<PathBuf>,
+    /// Segments of its event log, 64 MiB each, that are kept: the newest; by default all.
+    #[cfg_attr(feature = "cli", arg(long, value_name = "N"))]
+    pub event_log_keep: Option<u32>,
     /// Folder of a model: give tokens by workers of its own, instead of placing for the engines of others.
     #[cfg_attr(feature = "cli", arg(long, value_name = "DIR"))]
     pub model: Option<PathBuf>,
@@ -155,6 +158,9 @@ pub struct Options {
     /// Seconds between tries to place what waits.
     #[cfg_attr(feature = "cli", arg(long, default_value_t = 1.0, value_name = "S"))]
     pub retry_interval_s: f64,
+    /// Seconds that a request may wait in a handoff that does not go on before it is taken back, with a model.
+    #[cfg_attr(feature = "cli", arg(long, default_value_t = 30.0, value_name = "S"))]
+    pub park_limit_s: f64,
     /// Seconds without a word of a placement until it expires; 0: it never does.
     #[cfg_attr(feature = "cli", arg(long, default_value_t = 60.0, value_name = "S"))]
     pub lease_s: f64,
@@ -169,6 +175,7 @@ impl Default for Options {
             listen: "127.0.0.1:8090".to_owned(),
             secret_file: None,
             event_log: None,
+            event_log_keep: None,
             model: None,
             model_name: None,
             workers: "127.0.0.1:8091".to_owned(),
@@ -205,6 +212,7 @@ impl Default for Options {
             priority_ageing_s: 10.0,
             attempts_max: 4,
             retry_interval_s: 1.0,
+            park_limit_s: 30.0,
             lease_s: 60.0,
             seed: 0,
         }
@@ -279,6 +287,9 @@ impl Options {
         if let Some((option, count)) = counts.into_iter().find(|&(_, count)| count == 0) {
             return Err(OptionError::new(option, "at least 1", count));
         }
+        if self.event_log_keep == Some(0) {
+            return Err(OptionError::new("event_log_keep", "at least 1", 0));
+        }
         match (&self.tls_cert, &self.tls_key) {
             (Some(_), None) => Err(OptionError::new("tls_key", "the key of tls_cert", "nothing")),
             (None, Some(_)) => Err(OptionError::new("tls_cert", "the certificate of tls_key", "nothing")),
@@ -324,6 +335,7 @@ impl Options {
             priority_ageing_ns: nonzero(nanoseconds("priority_ageing_s", self.priority_ageing_s)?),
             attempts_max: self.attempts_max,
             retry_interval_ns: nanoseconds("retry_interval_s", self.retry_interval_s)?,
+            park_limit_ns: nanoseconds("park_limit_s", self.park_limit_s)?,
             lease_ns,
             seed: self.seed,
             ..ClusterConfig::default()
@@ -333,6 +345,7 @@ impl Options {
                 "kv_fill_max_permille" => "kv_fill_max",
                 "recovery_headroom_permille" => "recovery_headroom",
                 "retry_interval_ns" => "retry_interval_s",
+                "park_limit_ns" => "park_limit_s",
                 "rejoin_limit_ns" => "rejoin_limit_s",
                 "grace_ns" => "grace_s",
                 other => other,
@@ -368,6 +381,8 @@ mod tests {
         let named = |options: Options| options.validate().expect_err("out of range").option;
         assert_eq!(named(Options { kv_fill_max: 1.5, ..Options::default() }), "kv_fill_max");
         assert_eq!(named(Options { retry_interval_s: 0.0, ..Options::default() }), "retry_interval_s");
+        assert_eq!(named(Options { park_limit_s: 0.0, ..Options::default() }), "park_limit_s");
+        assert_eq!(named(Options { event_log_keep: Some(0), ..Options::default() }), "event_log_keep");
         assert_eq!(named(Options { body_timeout_s: 0.0, ..Options::default() }), "body_timeout_s");
         assert_eq!(named(Options { lease_s: f64::NAN, ..Options::default() }), "lease_s");
         assert_eq!(named(Options { connections_max: 0, ..Options::default() }), "connections_max");

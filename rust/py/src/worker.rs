@@ -135,6 +135,16 @@ fn tls(py: Python<'_>, ca: Option<&Path>, name: Option<&str>, connect: &Address)
     Tls::new(ca, name, connect).map(Some).map_err(wrong)
 }
 
+/// How KV is moved.
+fn mover(py: Python<'_>, model: String, by: Option<&str>, transfer_listen: &str) -> PyResult<MoverOptions> {
+    let mut mover = MoverOptions::new(model);
+    mover.connect.backend = backend(py, by)?;
+    let listens = transfer_listen.parse();
+    let listens = listens.map_err(|_| config(py, "transfer_listen", "IP:PORT", transfer_listen))?;
+    mover.listen.tcp = Some(listens);
+    Ok(mover)
+}
+
 fn raised(py: Python<'_>, error: WorkerError) -> PyErr {
     match error {
         WorkerError::Config(error) => errors::core_config(py, &error),
@@ -162,11 +172,13 @@ impl Worker {
         backend = None,
         batch_tokens_max = 2048,
         batch_requests_max = 512,
+        prefill_chunk_tokens = None,
         report_interval_s = 1.0,
         transfer_limit_s = 20.0,
         park_limit_s = 30.0,
         orphan_limit_s = 120.0,
         event_log = None,
+        event_log_keep = None,
         incarnation = None,
     ))]
     #[allow(clippy::too_many_arguments, reason = "keywords in Python")]
@@ -187,25 +199,26 @@ impl Worker {
         backend: Option<&str>,
         batch_tokens_max: u32,
         batch_requests_max: u32,
+        prefill_chunk_tokens: Option<u32>,
         report_interval_s: f64,
         transfer_limit_s: f64,
         park_limit_s: f64,
         orphan_limit_s: f64,
         event_log: Option<std::path::PathBuf>,
+        event_log_keep: Option<u32>,
         incarnation: Option<u32>,
     ) -> PyResult<Self> {
         let ns = |option, given| errors::nanoseconds(py, option, given);
+        if event_log_keep == Some(0) {
+            return Err(config(py, "event_log_keep", "at least 1", 0));
+        }
         if name.is_empty() {
             return Err(config(py, "name", "a name", "an empty one"));
         }
-        let mut mover = MoverOptions::new(model.clone());
-        mover.connect.backend = self::backend(py, backend)?;
-        let listens = transfer_listen.parse();
-        let listens = listens.map_err(|_| config(py, "transfer_listen", "IP:PORT", transfer_listen))?;
-        mover.listen.tcp = Some(listens);
         let machine = MachineConfig {
             batch_tokens_max,
             batch_requests_max,
+            prefill_chunk_tokens,
             report_interval_ns: ns("report_interval_s", report_interval_s)?,
             transfer_limit_ns: Some(ns("transfer_limit_s", transfer_limit_s)?),
             park_limit_ns: ns("park_limit_s", park_limit_s)?,
@@ -221,18 +234,19 @@ impl Worker {
             backoff: Backoff::new(BACKOFF_NS.0, BACKOFF_NS.1, u64::from(incarnation)),
             name,
             role: errors::word(py, "role", role, "'prompt', 'token' or 'mixed'")?,
-            model,
             bounds: ModelBounds {
                 context: context.unwrap_or(any.context),
                 vocabulary: vocabulary.unwrap_or(any.vocabulary),
             },
             secret: secret.map(|bytes| Secret::new(&bytes)),
             peer_listen: address(py, "peer_listen", peer_listen)?,
-            mover,
+            mover: mover(py, model.clone(), backend, transfer_listen)?,
+            model,
             machine,
             limits: Limits::default(),
             incarnation,
             event_log,
+            event_log_keep,
             log: Log::default(),
         };
         let pool = pool.get().pool.clone();

@@ -152,6 +152,13 @@ impl Setup {
                 machine.config.pipeline_stages = rng.within(1, 4) as u32;
             }
         }
+        if rng.chance(250) {
+            for machine in &mut setup.machines {
+                let chunk = rng.pick(&[None, Some(1), Some(7), Some(32)]);
+                let most = machine.config.batch_tokens_max;
+                machine.config.prefill_chunk_tokens = chunk.map(|chunk: u32| chunk.min(most));
+            }
+        }
         setup
     }
 
@@ -230,6 +237,7 @@ fn machines(rng: &mut Rng, largest: u32, block_tokens: u32, tight: bool) -> Vec<
         block_tokens,
         batch_tokens_max: rng.pick(&[1, 8, 64, 2048]),
         batch_requests_max: rng.pick(&[1, 2, 8, 512]),
+        prefill_chunk_tokens: None,
         pipeline_stages: 1,
         sit_out_max: rng.pick(&[1, 2, 4]),
         evictions_max: rng.pick(&[0, 1, 4]),

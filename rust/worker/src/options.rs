@@ -63,6 +63,8 @@ pub struct WorkerOptions {
     pub incarnation: u32,
     /// Where it writes down what its scheduler hears and does.
     pub event_log: Option<PathBuf>,
+    /// Segments of it that are kept, the newest; `None`: all.
+    pub event_log_keep: Option<u32>,
     /// Where it tells people what happens.
     pub log: Log,
 }

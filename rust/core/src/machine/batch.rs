@@ -8,6 +8,9 @@
 //! 3. decodes that sat out the last pass, oldest first,
 //! 4. the other decodes by arrival.
 //!
+//! With `prefill_chunk_tokens` the prompts of a pass have at most so many tokens together. The one that does not fit any
+//! more is cut: it keeps its place and its blocks, and the next pass goes on with it.
+//!
 //! With a pipeline it takes none that is in a pass in flight, and no more than its share of the decodes.
 //!
 //! Joins and pauses happen between passes only. A paused decode keeps its blocks; an evicted one loses them and is
@@ -44,6 +47,8 @@ pub(crate) struct Decode {
 /// What is left of a pass.
 struct Budget {
     tokens: u32,
+    /// Prompt tokens, where prompts are cut.
+    prompts: Option<u32>,
     requests: u32,
     decodes: u32,
     empty: bool,
@@ -59,6 +64,18 @@ impl Budget {
         self.requests -= 1;
         self.empty = false;
         true
+    }
+
+    /// As many tokens of a prompt as may still be taken.
+    fn cut(&self, tokens: u32) -> u32 {
+        self.prompts.map_or(tokens, |left| tokens.min(left).min(self.tokens))
+    }
+
+    /// Takes a prompt, or a chunk of one, if it fits.
+    fn take_prefill(&mut self, tokens: u32) {
+        let taken = self.take(tokens);
+        debug_assert!(taken, "{tokens} prompt tokens do not fit");
+        self.prompts = self.prompts.map(|left| left - tokens);
     }
 
     /// Takes a decode if it fits.
@@ -113,7 +130,8 @@ impl Machine {
 
     fn budget(&self) -> Budget {
         let MachineConfig { batch_tokens_max: tokens, batch_requests_max: requests, .. } = self.config;
-        Budget { tokens, requests, decodes: self.decodes_share(), empty: true }
+        let prompts = self.config.prefill_chunk_tokens;
+        Budget { tokens, prompts, requests, decodes: self.decodes_share(), empty: true }
     }
 
     fn take_starved(&mut self, budget: &mut Budget) {
@@ -130,15 +148,16 @@ impl Machine {
     /// Takes the prompt at a place in the queue, if it fits and there is room.
     fn take_prompt(&mut self, at: usize, budget: &mut Budget) -> bool {
         let slot = self.queue[at].slot;
-        let (start, tokens) = self.legs.get(slot).prefill();
+        let (start, left) = self.legs.get(slot).prefill();
+        let tokens = budget.cut(left);
         let fits = budget.requests > 0 && (budget.empty || tokens <= budget.tokens);
-        if !fits || !self.make_room(slot) {
+        if !fits || (tokens == 0 && left > 0) || !self.make_room(slot) {
             return false;
         }
-        budget.take(tokens);
+        budget.take_prefill(tokens);
         self.queue.remove(at);
         let leg = self.legs.get_mut(slot);
-        let samples = leg.work.samples_first() || leg.compute() == Compute::Evicted;
+        let samples = tokens == left && (leg.work.samples_first() || leg.recomputes);
         self.plan.prefills.push(Prefill { key: leg.key, start, tokens, samples, slot });
         self.plan.prompt_tokens += tokens;
         leg.set(|state| state.compute = Compute::Prefilling);
@@ -159,7 +178,7 @@ impl Machine {
     }
 
     /// Blocks a leg lacks for its next prefill.
-    fn wanted_blocks(&self, slot: u32) -> u32 {
+    pub(super) fn wanted_blocks(&self, slot: u32) -> u32 {
         let leg = self.legs.get(slot);
         self.blocks_for(leg.prefill_room_tokens()).saturating_sub(leg.table.len())
     }
@@ -249,6 +268,7 @@ impl Machine {
         let slot = self.leave_decodes(index);
         let leg = self.legs.get_mut(slot);
         leg.evictions += 1;
+        leg.recomputes = true;
         leg.set(|state| state.compute = Compute::Evicted);
         self.pool.release(&mut leg.table);
         self.counters.evicted += 1;
@@ -302,11 +322,15 @@ impl Machine {
         }
     }
 
-    /// Layer-wise transfers whose grant is here start with the pass; the mode of the others is thereby serialized.
+    /// Layer-wise transfers whose grant is here start with the pass that ends the prompt; the mode of the others is
+    /// thereby serialized.
     fn attach_puts(&mut self) {
         for index in 0..self.plan.prefills.len() {
-            let slot = self.plan.prefills[index].slot;
+            let Prefill { slot, tokens, .. } = self.plan.prefills[index];
             let leg = self.legs.get(slot);
+            if tokens < leg.prefill().1 {
+                continue;
+            }
             let Some((to, Mode::LayerWise)) = leg.to else { continue };
             if leg.granted_by != Some(to) || leg.is_sending() || !self.take_send_place() {
                 continue;

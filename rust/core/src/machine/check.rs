@@ -88,6 +88,13 @@ impl Machine {
             ensure(matches!(compute, Compute::Queued | Compute::Evicted), || {
                 format!("a leg that is {compute:?} is queued")
             })?;
+            let leg = self.legs.get(queued.slot);
+            ensure(leg.recomputes == (compute == Compute::Evicted), || {
+                format!("leg {:?} is {compute:?}; recomputes: {}", leg.key, leg.recomputes)
+            })?;
+            ensure(leg.chunked == 0 || self.wanted_blocks(queued.slot) == 0, || {
+                format!("leg {:?} has computed {} tokens and lacks blocks", leg.key, leg.chunked)
+            })?;
         }
         for decode in &self.decodes {
             let leg = self.legs.get(decode.slot);

@@ -46,6 +46,12 @@ pub(crate) struct Leg {
     pub(super) stalls_at: Option<Time>,
     /// Output tokens so far. While decoding, derived from the decode list instead.
     pub(super) generated: u32,
+    /// Tokens of its next prefill that earlier passes have computed.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub(super) chunked: u32,
+    /// Its next prefill computes everything anew: its blocks were taken.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub(super) recomputes: bool,
     pub(super) evictions: u32,
     /// KV tokens it counts for in reports.
     pub(crate) kv_tokens: u32,
@@ -64,13 +70,25 @@ impl Leg {
         self.state.compute
     }
 
-    /// Prompt tokens of its next prefill and where they start: its own, or after an eviction everything so far.
+    /// Where its next prefill starts and how many tokens are left of it: its own, or after an eviction everything so far,
+    /// less the chunks that have been computed.
     pub(super) fn prefill(&self) -> (u32, u32) {
-        if self.compute() == Compute::Evicted {
+        let (start, tokens) = if self.recomputes {
             (0, self.work.prompt_tokens + self.generated)
         } else {
             (self.work.start, self.work.prefill_tokens())
+        };
+        (start + self.chunked, tokens - self.chunked)
+    }
+
+    /// A pass has computed so many tokens of its prefill. Returns whether that was the rest of it.
+    pub(super) fn prefilled(&mut self, tokens: u32) -> bool {
+        if tokens < self.prefill().1 {
+            self.chunked += tokens;
+            return false;
         }
+        (self.chunked, self.recomputes) = (0, false);
+        true
     }
 
     /// KV tokens that must have blocks before its next prefill.
@@ -146,6 +164,8 @@ impl Legs {
             stalls_at: None,
             // A leg that begins at L or later continues after the token its predecessor sampled.
             generated: u32::from(work.start >= work.prompt_tokens),
+            chunked: 0,
+            recomputes: false,
             evictions: 0,
             kv_tokens: work.kv_tokens(),
             table: BlockTable::default(),

@@ -1,7 +1,7 @@
 //! The end of a pass: what its prompts and decodes become.
 
-use super::Machine;
 use super::pipeline::{NO_PASS, mark};
+use super::{Machine, Queued};
 use crate::error::{Applied, EventError};
 use crate::event::MachineAction;
 use crate::id::LegKey;
@@ -71,17 +71,29 @@ impl Machine {
         for index in 0..self.oldest_plan().prefills.len() {
             let item = self.oldest_plan().prefills[index];
             let leg = self.legs.get_mut(item.slot);
+            let is_whole = leg.prefilled(item.tokens);
             leg.generated += u32::from(item.samples);
             if leg.aborted {
                 self.drop_aborted(item.slot, actions);
             } else if leg.ended {
                 self.finish(item.slot, actions);
+            } else if !is_whole {
+                self.queue_rest(item.slot);
             } else {
                 let notice = Notice::PrefillDone { key: item.key, sampled: item.samples };
                 actions.push(MachineAction::Notify { notice });
                 self.after_prefill(item.slot, actions);
             }
         }
+    }
+
+    /// The rest of a prompt waits in the place that it had.
+    fn queue_rest(&mut self, slot: u32) {
+        let leg = self.legs.get_mut(slot);
+        let compute = if leg.recomputes { Compute::Evicted } else { Compute::Queued };
+        leg.set(|state| state.compute = compute);
+        let queued = Queued { order: leg.order, slot };
+        self.enqueue(queued);
     }
 
     fn after_prefill(&mut self, slot: u32, actions: &mut Vec<MachineAction>) {

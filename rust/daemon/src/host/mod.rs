@@ -154,7 +154,8 @@ impl Host {
         let core = Cluster::new(config)
             .map_err(|error| OptionError::new(error.option, error.expected, error.got))?;
         let clock = Clock::start();
-        let recorder = options.event_log.as_deref().map(|folder| record(folder, &core)).transpose()?;
+        let keep = options.event_log_keep;
+        let recorder = options.event_log.as_deref().map(|folder| record(folder, keep, &core)).transpose()?;
         let mut state = State {
             core,
             clock,
@@ -309,8 +310,9 @@ pub struct Ask {
 }
 
 /// Begins the log of a Cluster.
-fn record(folder: &Path, core: &Cluster) -> Result<Recorder<Cluster>, OptionError> {
+fn record(folder: &Path, keep: Option<u32>, core: &Cluster) -> Result<Recorder<Cluster>, OptionError> {
     let options = splitcore_record::Options {
+        keep,
         on_end: Box::new(|ended| tracing::error!(%ended, "the event log ends; the service goes on")),
         ..splitcore_record::Options::default()
     };

@@ -92,6 +92,7 @@ pub(crate) fn options(connect: &str, name: &str, role: Role) -> WorkerOptions {
         backoff: Backoff::new(2_000_000, 50_000_000, 1),
         incarnation: 1,
         event_log: None,
+        event_log_keep: None,
         log: Log::new(move |line| eprintln!("{told}: {line}")),
     }
 }

@@ -5,7 +5,8 @@ use std::collections::BTreeSet;
 use splitcore_core::event::{Held, MachineEvent};
 use splitcore_core::id::{LegKey, MachineId};
 use splitcore_core::leg::{Command, Compute, Inbound};
-use splitcore_core::machine::{BatchPlan, Machine};
+use splitcore_core::machine::{BatchPlan, Machine, Prefill};
+use splitcore_core::placement::Upto;
 
 use super::links::Message;
 use super::{Event, World};
@@ -23,6 +24,10 @@ pub(super) struct Context {
     pub(super) follows: bool,
     /// Its tokens are not sent: the Cluster has yet to say from where on.
     pub(super) muted: bool,
+    /// Where it is handed over, if that is before the last prompt token.
+    pub(super) cut: Option<u32>,
+    /// Where the next chunk of its prompt begins, once there was one.
+    pub(super) chunked: Option<u32>,
 }
 
 impl World {
@@ -39,7 +44,11 @@ impl World {
         let has = work.terms.resumed_tokens;
         assert_eq!(work.prompt_tokens, prompt_tokens + has, "{command:?} for a prompt of {prompt_tokens}");
         let follows = work.start >= work.prompt_tokens;
-        let context = Context { owner, has, resumed: has, follows, muted: false };
+        let cut = match work.upto {
+            Upto::Position(upto) => Some(upto).filter(|&upto| upto < work.prompt_tokens),
+            Upto::End => None,
+        };
+        let context = Context { owner, has, resumed: has, follows, muted: false, cut, chunked: None };
         let Some(place) = self.place(id) else { return };
         if matches!(command, Command::Keep { .. }) {
             place.contexts.entry(key).or_insert(context);
@@ -48,7 +57,7 @@ impl World {
         }
     }
 
-    fn context(&self, id: MachineId, key: LegKey) -> Context {
+    pub(super) fn context(&self, id: MachineId, key: LegKey) -> Context {
         let context = self.places[id.index as usize].contexts.get(&key).copied();
         context.unwrap_or_else(|| panic!("{id:?} knows nothing of {key:?}"))
     }
@@ -120,9 +129,13 @@ impl World {
         assert!(tokens <= config.batch_tokens_max as usize || items == 1, "{plan:?}");
         let context = |key: &LegKey| u64::from(self.context_tokens(id, *key));
         assert_eq!(plan.context_tokens, plan.decodes.iter().map(context).sum::<u64>());
+        let chunk = config.prefill_chunk_tokens.unwrap_or(u32::MAX);
+        assert!(plan.prompt_tokens <= chunk, "chunks of {chunk}: {plan:?}");
         for item in &plan.prefills {
-            let whole = item.start == 0 && item.samples;
-            assert!(!whole || item.tokens == self.context_tokens(id, item.key), "{item:?}");
+            let end = item.start + item.tokens;
+            assert!(!item.samples || end == self.context_tokens(id, item.key), "{item:?}");
+            let follows = self.context(id, item.key).chunked;
+            assert!(follows.is_none_or(|at| at == item.start), "{item:?} goes on at {follows:?}");
         }
         let Some(machine) = self.machine(id) else { return };
         let room = |key: LegKey| machine.leg(key).map_or(0, |(_, table)| table.len() * config.block_tokens);
@@ -144,6 +157,14 @@ impl World {
         assert_eq!(place.passes.pop_front().map(|(oldest, _)| oldest), Some(pass));
         if let Some(&(next, ends_at)) = place.passes.front() {
             self.push(self.now.max(ends_at), Event::PassDone { machine: id, pass: next });
+        }
+        for item in &plan.prefills {
+            let context = self.place(id).and_then(|place| place.contexts.get_mut(&item.key));
+            if let Some(context) = context {
+                let end = item.start + item.tokens;
+                let more = !item.samples && context.cut != Some(end);
+                context.chunked = more.then_some(end);
+            }
         }
         let sampled = plan.prefills.iter().filter(|item| item.samples).map(|item| item.key);
         let mut ended = Vec::new();
@@ -232,8 +253,10 @@ fn check_prompt_order(machine: &Machine, plan: &BatchPlan) {
     let starts: Vec<_> = plan.prefills.iter().map(|item| order(item.key)).collect();
     assert!(starts.is_sorted(), "prompts start out of order: {plan:?}");
     let landed = |key| machine.leg(key).is_some_and(|(state, _)| state.inbound == Inbound::Ready);
+    // A prompt that has begun has its blocks as well.
+    let has_blocks = |item: &Prefill| item.start > 0 || landed(item.key);
     let alone = machine.passes().count() == 1;
-    if alone && plan.decodes.is_empty() && plan.prefills.iter().all(|item| landed(item.key)) {
+    if alone && plan.decodes.is_empty() && plan.prefills.iter().all(has_blocks) {
         return;
     }
     let last = starts.last().copied().flatten();

@@ -135,9 +135,30 @@ pub(crate) const BUGS: &[Bug] = &[
     Bug {
         name: "batch-requests-off-by-one",
         file: "machine/batch.rs",
-        right: "Budget { tokens, requests, decodes",
-        wrong: "Budget { tokens, requests: requests + 1, decodes",
+        right: "Budget { tokens, prompts, requests, decodes",
+        wrong: "Budget { tokens, prompts, requests: requests + 1, decodes",
         what: "a pass holds one request more than `batch_requests_max`",
+    },
+    Bug {
+        name: "chunk-samples",
+        file: "machine/batch.rs",
+        right: "let samples = tokens == left && (leg",
+        wrong: "let samples = (leg",
+        what: "a token is drawn behind every chunk of a prompt",
+    },
+    Bug {
+        name: "chunk-begins-anew",
+        file: "machine/legs.rs",
+        right: "            self.chunked += tokens;\n",
+        wrong: "            self.chunked = tokens;\n",
+        what: "of a prompt's chunks only the last is known",
+    },
+    Bug {
+        name: "chunk-put",
+        file: "machine/batch.rs",
+        right: "            if tokens < leg.prefill().1 {\n                continue;\n            }\n",
+        wrong: "",
+        what: "a layer-wise transfer begins with a chunk that is not the last",
     },
     Bug {
         name: "room-off-by-one",

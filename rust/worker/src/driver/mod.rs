@@ -98,7 +98,7 @@ fn record(options: &WorkerOptions, machine: &Machine) -> Result<Option<Recorder<
     let Some(folder) = &options.event_log else { return Ok(None) };
     let log = options.log.clone();
     let on_end = Box::new(move |why: &Ended| log.line(&format!("the event log ends: {why}")));
-    let recording = Recording { on_end, ..Recording::default() };
+    let recording = Recording { on_end, keep: options.event_log_keep, ..Recording::default() };
     Recorder::create(folder, &options.name, machine, recording).map(Some)
 }
 

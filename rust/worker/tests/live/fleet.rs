@@ -71,6 +71,7 @@ pub(crate) fn options(
         backoff: Backoff::new(2_000_000, 50_000_000, u64::from(index)),
         incarnation,
         event_log: None,
+        event_log_keep: None,
         log: Log::new(move |line| eprintln!("worker-{index}.{incarnation}: {line}")),
     }
 }
