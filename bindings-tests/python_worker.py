@@ -72,8 +72,8 @@ class Context:
 class PythonWorker:
     """Serves whole requests in a thread until the block ends."""
 
-    def __init__(self, daemon, identity, secret):
-        self.daemon, self.identity, self.secret = daemon, identity, secret
+    def __init__(self, daemon, identity, secret, tls=None):
+        self.daemon, self.identity, self.secret, self.tls = daemon, identity, secret, tls
         self.contexts = {}
         self.machine = None
         self.failure = None
@@ -108,7 +108,7 @@ class PythonWorker:
     def _run(self):
         try:
             with WorkerSession(
-                self.daemon, self.identity, self._register, secret=self.secret, timeout_s=20
+                self.daemon, self.identity, self._register, secret=self.secret, timeout_s=20, tls=self.tls
             ) as self.session:
                 self._handle({"type": "registered", "epoch": self.session.welcome.epoch})
                 while not self._stops.is_set():

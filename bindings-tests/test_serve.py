@@ -2,7 +2,6 @@ import http.client
 import inspect
 import re
 import shlex
-import shutil
 import signal
 import socket
 import ssl
@@ -15,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import splitcore
+from certificates import made
 from serving import LIMIT_S, served
 from splitcore import _native, serve_cli
 
@@ -71,15 +71,9 @@ def test_a_second_signal_ends_it_although_something_lives() -> None:
 
 
 def test_over_tls_and_with_a_secret(tmp_path: Path) -> None:
-    openssl = shutil.which("openssl")
-    if openssl is None:
-        pytest.skip("openssl makes the certificate")
-    cert, key, secret = (tmp_path / name for name in ("cert.pem", "key.pem", "secret"))
+    cert, key = made(tmp_path, "IP:127.0.0.1")
+    secret = tmp_path / "secret"
     secret.write_text("open sesame\n", encoding="utf-8")
-    subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
-    curve = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    command = [openssl, "req", "-x509", *curve, "-keyout", key, "-out", cert, "-days", "2", *subject]
-    subprocess.run(command, check=True, capture_output=True, timeout=LIMIT_S)
     with served("--tls-cert", str(cert), "--tls-key", str(key), "--secret-file", str(secret)) as service:
         context = ssl.create_default_context(cafile=str(cert))
         kept = http.client.HTTPSConnection("127.0.0.1", service.port, timeout=LIMIT_S, context=context)

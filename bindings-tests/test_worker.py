@@ -34,6 +34,16 @@ def model(tmp_path):
         (("--threads", "0"), "--threads: expected at least 1, got 0"),
         (("--model", "there"), "--model: expected a folder with a config.json, got there"),
         (("--secret-file", "none"), "none: No such file or directory"),
+        (("--tls-name", "here"), "--tls-name: expected a --tls-ca with it, got none"),
+        (("--tls-ca", "none"), "--tls-ca: expected a file of certificates in PEM, got none: No such file or directory"),
+        (
+            ("--tls-ca", "here/config.json"),
+            "--tls-ca: expected a file of certificates in PEM, got here/config.json: no certificate in it",
+        ),
+        (
+            ("--connect", "unix:/here", "--tls-ca", "here/config.json"),
+            "--tls-ca: expected a --connect that is host:port, got unix:/here",
+        ),
     ],
 )
 @pytest.mark.usefixtures("model")

@@ -1748,6 +1748,8 @@ class Worker:
         context: int | None = None,
         vocabulary: int | None = None,
         secret: bytes | None = None,
+        tls_ca: str | PathLike[str] | None = None,
+        tls_name: str | None = None,
         peer_listen: str = "127.0.0.1:0",
         transfer_listen: str = "127.0.0.1:0",
         backend: str | None = None,
@@ -1773,6 +1775,8 @@ class Worker:
             context: Positions that the model knows; a request past them ends.
             vocabulary: Token ids are below it; a request with others ends.
             secret: What daemon and workers share.
+            tls_ca: Speak TLS with the daemon; a file in PEM of the certificates to trust.
+            tls_name: What the daemon's certificate must be for; by default the host of ``connect``.
             peer_listen: Where it takes other workers.
             transfer_listen: ``IP:PORT``, where it takes KV from other hosts.
             backend: What sends its KV; None chooses by where it goes.

@@ -25,7 +25,7 @@ def serve(
     grace_s: Annotated[float, _model("S", "For workers of an earlier service to come back, after the start.")] = 5.0,
     rejoin_limit_s: Annotated[float, _model("S", "For a worker whose session broke to come back.")] = 5.0,
     reattach_s: Annotated[float, _model("S", "For clients to come back to a request.")] = 60.0,
-    tls_cert: Annotated[Path | None, _service("FILE", "Certificate chain in PEM: speak TLS.")] = None,
+    tls_cert: Annotated[Path | None, _service("FILE", "Certificate chain in PEM: speak TLS, with workers too.")] = None,
     tls_key: Annotated[Path | None, _service("FILE", "Private key of the certificate in PEM.")] = None,
     event_log: Annotated[Path | None, _service("DIR", "Log every event, for splitcore replay.")] = None,
     event_log_keep: Annotated[int | None, _service("N", "Segments of it, 64 MiB each, to keep, or all.")] = None,

@@ -2,6 +2,7 @@
 
 import signal
 import socket
+import ssl
 import sys
 import time
 from functools import partial
@@ -38,6 +39,8 @@ def worker(
     name: Annotated[str | None, _place("NAME", "Unique, and kept over restarts; by default new each time.")] = None,
     peer_listen: Annotated[str, _place("ADDR", "Where it takes other workers, as they reach it.")] = "127.0.0.1:0",
     secret_file: Annotated[Path | None, _place("FILE", "Shared secret of daemon and workers.")] = None,
+    tls_ca: Annotated[Path | None, _place("FILE", "Speak TLS with the daemon; the certificates to trust, PEM.")] = None,
+    tls_name: Annotated[str | None, _place("NAME", "In the daemon's certificate; by default the host.")] = None,
     event_log: Annotated[Path | None, _place("DIR", "Write down what its scheduler hears and does.")] = None,
     event_log_keep: Annotated[int | None, _place("N", "Segments of that, 64 MiB each, to keep, or all.")] = None,
     model_name: Annotated[str | None, _model("NAME", "As the daemon calls it; by default the folder's.")] = None,
@@ -67,6 +70,7 @@ def worker(
     held goes on elsewhere.
     """
     _check(connect, peer_listen, transfer_listen, role, transfer)
+    _check_tls(connect, tls_ca, tls_name)
     counts = {"threads": threads, "blocks": blocks, "block_tokens": block_tokens}
     for of, count in counts.items():
         if count is not None and count < 1:
@@ -82,6 +86,8 @@ def worker(
         "role": role,
         "model": model_name or model.resolve().name,
         "secret": None if secret_file is None else secret_file.read_bytes(),
+        "tls_ca": tls_ca,
+        "tls_name": tls_name,
         "peer_listen": peer_listen,
         "transfer_listen": transfer_listen,
         "backend": _TRANSFERS[transfer],
@@ -128,6 +134,21 @@ def _check(connect: str, peer_listen: str, transfer_listen: str, role: str, tran
         is_path = of != "transfer_listen" and address.startswith("unix:") and len(address) > len("unix:")
         if not is_path and not (host and port.isascii() and port.isdigit() and int(port) < 1 << 16):
             raise wrong(of, "host:port" if of == "transfer_listen" else "host:port or unix:/path", address)
+
+
+def _check_tls(connect: str, ca: Path | None, name: str | None) -> None:
+    if ca is None:
+        if name is not None:
+            raise wrong("tls_name", "a --tls-ca with it", "none")
+        return
+    if connect.startswith("unix:"):
+        raise wrong("tls_ca", "a --connect that is host:port", connect)
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(ca)
+    except ssl.SSLError:
+        raise wrong("tls_ca", "a file of certificates in PEM", f"{ca}: no certificate in it") from None
+    except OSError as error:
+        raise wrong("tls_ca", "a file of certificates in PEM", f"{ca}: {error.strerror}") from None
 
 
 def _tell(line: str) -> None:

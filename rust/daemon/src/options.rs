@@ -68,7 +68,7 @@ pub struct Options {
     /// Seconds in which a worker may come back after its session broke, before it counts as lost.
     #[cfg_attr(feature = "cli", arg(long, default_value_t = 5.0, value_name = "S"))]
     pub rejoin_limit_s: f64,
-    /// Certificate chain in PEM: speak TLS.
+    /// Certificate chain in PEM: speak TLS, with clients and workers.
     #[cfg_attr(feature = "cli", arg(long, value_name = "FILE", requires = "tls_key"))]
     pub tls_cert: Option<PathBuf>,
     /// Private key of the certificate in PEM.

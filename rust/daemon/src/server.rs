@@ -23,7 +23,7 @@ use tokio_rustls::TlsAcceptor;
 use crate::http::{self, App};
 use crate::options::{OptionError, Options};
 use crate::timed::Timed;
-use crate::tls;
+use crate::tls::{self, Tls};
 
 /// What a head may need; more is refused.
 const HEADER_BYTES_MAX: usize = 64 << 10;
@@ -145,7 +145,7 @@ impl Server {
         options.validate()?;
         let secret = options.secret_file.as_deref().map(read_secret).transpose()?;
         let tls = match (&options.tls_cert, &options.tls_key) {
-            (Some(cert), Some(key)) => Some(tls::acceptor(cert, key)?),
+            (Some(cert), Some(key)) => Some(tls::read(cert, key)?),
             _ => None,
         };
         let listen = |error| ServeError::Listen { address: options.listen.clone(), error };
@@ -157,8 +157,12 @@ impl Server {
         check_files(options.connections_max);
         let wire = secret.as_deref().map(Secret::new);
         let app = Arc::new(App::new(options, secret)?);
-        let workers = if app.options.model.is_some() { Some(bind_workers(&app, wire).await?) } else { None };
-        Ok(Self { app, listener, tls, workers })
+        let workers = if app.options.model.is_some() {
+            Some(bind_workers(&app, wire, tls.as_ref()).await?)
+        } else {
+            None
+        };
+        Ok(Self { app, listener, tls: tls.as_ref().map(Tls::http), workers })
     }
 
     /// Where workers connect, if it has any.
@@ -181,16 +185,17 @@ impl Server {
 
     /// Answers until `stop` is done, then drains; `cut` ends that at once.
     pub async fn serve(mut self, stop: impl Future<Output = ()>, cut: impl Future<Output = ()>) {
+        let (close, closing) = watch::channel(false);
+        let app = Arc::clone(&self.app);
+        let workers = self.workers.take().map(|(listener, settings)| {
+            let with = if listener.is_tls() { " with TLS" } else { "" };
+            tracing::info!("workers connect to {}{with}", listener.address());
+            tokio::spawn(hear_workers(Arc::clone(&app), listener, settings))
+        });
         let scheme = if self.tls.is_some() { "https" } else { "http" };
         if let Ok(address) = self.address() {
             tracing::info!("listening on {scheme}://{address}");
         }
-        let (close, closing) = watch::channel(false);
-        let app = Arc::clone(&self.app);
-        let workers = self.workers.take().map(|(listener, settings)| {
-            tracing::info!("workers connect to {}", listener.address());
-            tokio::spawn(hear_workers(Arc::clone(&app), listener, settings))
-        });
         let ticker = tokio::spawn({
             let app = Arc::clone(&app);
             async move { app.host.tick().await }
@@ -256,12 +261,19 @@ impl Server {
 }
 
 /// Listens where workers connect.
-async fn bind_workers(app: &App, secret: Option<Secret>) -> Result<(Listener, Settings), ServeError> {
+async fn bind_workers(
+    app: &App,
+    secret: Option<Secret>,
+    tls: Option<&Tls>,
+) -> Result<(Listener, Settings), ServeError> {
     let options = &app.options;
     let wrong = |error: AddressError| OptionError::new("workers", "host:port or unix:/path", error);
     let address: Address = options.workers.parse().map_err(wrong)?;
     let listen = |error| ServeError::Listen { address: options.workers.clone(), error };
-    let listener = Listener::bind(&address).await.map_err(listen)?;
+    let mut listener = Listener::bind(&address).await.map_err(listen)?;
+    if let Some(tls) = tls {
+        listener = listener.with_tls(tls.workers());
+    }
     let epoch = app.host.epoch().map_err(|fault| std::io::Error::other(fault.to_string()))?;
     Ok((listener, Settings { secret, model: options.model_name(), epoch, ..Settings::default() }))
 }

@@ -1,5 +1,6 @@
 //! `Worker`: one machine of the live service, whose engine is in Python.
 
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -12,6 +13,7 @@ use splitcore_wire::auth::Secret;
 use splitcore_wire::backoff::Backoff;
 use splitcore_wire::message::Sampling;
 use splitcore_wire::session::Limits;
+use splitcore_wire::tls::{Tls, TlsError};
 use splitcore_worker::mover::{Follow, MoverOptions};
 use splitcore_worker::{
     End, Log, ModelBounds, Pass as CorePass, Worker as Core, WorkerError, WorkerOptions, incarnation_now,
@@ -116,6 +118,23 @@ fn address(py: Python<'_>, option: &str, given: &str) -> PyResult<Address> {
     given.parse().map_err(|_| config(py, option, "host:port or unix:/path", given))
 }
 
+/// Whom to trust to be the daemon, if with TLS.
+fn tls(py: Python<'_>, ca: Option<&Path>, name: Option<&str>, connect: &Address) -> PyResult<Option<Tls>> {
+    let Some(ca) = ca else {
+        let alone = name.map(|_| config(py, "tls_name", "a tls_ca with it", "none"));
+        return alone.map_or(Ok(None), Err);
+    };
+    let wrong = |error: TlsError| match error {
+        TlsError::Unix(_) => config(py, "tls_ca", "a connect that is host:port", connect),
+        TlsError::Name(got) => {
+            let of = if name.is_some() { "tls_name" } else { "connect" };
+            config(py, of, "a host's name or address", got)
+        }
+        error => config(py, "tls_ca", "a file of certificates in PEM", error),
+    };
+    Tls::new(ca, name, connect).map(Some).map_err(wrong)
+}
+
 /// How KV is moved.
 fn mover(py: Python<'_>, model: String, by: Option<&str>, transfer_listen: &str) -> PyResult<MoverOptions> {
     let mut mover = MoverOptions::new(model);
@@ -146,6 +165,8 @@ impl Worker {
         context = None,
         vocabulary = None,
         secret = None,
+        tls_ca = None,
+        tls_name = None,
         peer_listen = "127.0.0.1:0",
         transfer_listen = "127.0.0.1:0",
         backend = None,
@@ -171,6 +192,8 @@ impl Worker {
         context: Option<u32>,
         vocabulary: Option<u32>,
         secret: Option<Vec<u8>>,
+        tls_ca: Option<std::path::PathBuf>,
+        tls_name: Option<&str>,
         peer_listen: &str,
         transfer_listen: &str,
         backend: Option<&str>,
@@ -204,8 +227,10 @@ impl Worker {
         };
         let any = ModelBounds::default();
         let incarnation = incarnation.unwrap_or_else(incarnation_now);
+        let connect = address(py, "connect", connect)?;
         let options = WorkerOptions {
-            connect: address(py, "connect", connect)?,
+            tls: tls(py, tls_ca.as_deref(), tls_name, &connect)?,
+            connect,
             backoff: Backoff::new(BACKOFF_NS.0, BACKOFF_NS.1, u64::from(incarnation)),
             name,
             role: errors::word(py, "role", role, "'prompt', 'token' or 'mixed'")?,

@@ -2,7 +2,8 @@
 //!
 //! [`message`] is what is said, [`codec`] how it is framed, [`session`] who may say what when; none of them does IO.
 //! [`link`] drives a worker's side with threads, `listen` (feature `tokio`) a daemon's with tasks, `peers` (the same) both
-//! sides of what workers tell each other. [`roster`] is who has which name and place.
+//! sides of what workers tell each other. [`tls`] is whom a worker trusts,
+//! [`roster`] who has which name and place.
 
 #![forbid(unsafe_code)]
 
@@ -21,3 +22,5 @@ pub mod peers;
 mod pipe;
 pub mod roster;
 pub mod session;
+mod stream;
+pub mod tls;

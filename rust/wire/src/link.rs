@@ -2,9 +2,7 @@
 //! and connects again. No runtime is needed.
 
 use std::collections::BTreeMap;
-use std::io::{self, Read, Write};
-use std::net::{Shutdown, TcpStream, ToSocketAddrs};
-use std::os::unix::net::UnixStream;
+use std::io::{self, Read as _};
 use std::sync::mpsc::{Receiver, TrySendError, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -21,6 +19,8 @@ use crate::backoff::Backoff;
 use crate::codec::{Decoder, encode};
 use crate::message::{Descriptor, ToDaemon, ToWorker, Tokens};
 use crate::session::{CloseReason, Identity, Settings, Step, WorkerEvent, WorkerSession};
+use crate::stream::{Socket, Stream};
+use crate::tls::Tls;
 
 const READ_BYTES: usize = 64 << 10;
 
@@ -29,6 +29,8 @@ const READ_BYTES: usize = 64 << 10;
 pub struct LinkOptions {
     /// The daemon.
     pub address: Address,
+    /// With TLS, and then whom to trust.
+    pub tls: Option<Tls>,
     /// Who connects.
     pub identity: Identity,
     /// What is asked of the daemon.
@@ -54,69 +56,6 @@ pub enum LinkEvent {
 /// Who hears of what happens to a link. Returns whether there was room: a session that says more than there is room for
 /// ends, and of a link that nobody hears any more the thread ends.
 type Tell = Box<dyn Fn(LinkEvent) -> bool + Send + Sync>;
-
-/// A connection of either kind.
-#[derive(Debug)]
-enum Stream {
-    Tcp(TcpStream),
-    Unix(UnixStream),
-}
-
-macro_rules! each {
-    ($stream:expr, $inner:ident => $body:expr) => {
-        match $stream {
-            Stream::Tcp($inner) => $body,
-            Stream::Unix($inner) => $body,
-        }
-    };
-}
-
-impl Stream {
-    fn connect(address: &Address, limit: Duration) -> io::Result<Self> {
-        match address {
-            Address::Unix(path) => UnixStream::connect(path).map(Self::Unix),
-            Address::Tcp(address) => {
-                let mut last = io::Error::other("the host has no address");
-                for address in address.to_socket_addrs()? {
-                    match TcpStream::connect_timeout(&address, limit) {
-                        Ok(stream) => {
-                            stream.set_nodelay(true)?;
-                            return Ok(Self::Tcp(stream));
-                        }
-                        Err(error) => last = error,
-                    }
-                }
-                Err(last)
-            }
-        }
-    }
-
-    fn try_clone(&self) -> io::Result<Self> {
-        Ok(match self {
-            Self::Tcp(stream) => Self::Tcp(stream.try_clone()?),
-            Self::Unix(stream) => Self::Unix(stream.try_clone()?),
-        })
-    }
-
-    fn set_limits(&self, read: Option<Duration>, write: Duration) -> io::Result<()> {
-        each!(self, stream => {
-            stream.set_read_timeout(read)?;
-            stream.set_write_timeout(Some(write))
-        })
-    }
-
-    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
-        each!(self, stream => stream.read(bytes))
-    }
-
-    fn write_all(&mut self, bytes: &[u8]) -> io::Result<()> {
-        each!(self, stream => stream.write_all(bytes))
-    }
-
-    fn shut(&self) {
-        let _ = each!(self, stream => stream.shutdown(Shutdown::Both));
-    }
-}
 
 /// The connection that is open now.
 #[derive(Debug)]
@@ -282,8 +221,11 @@ impl WorkerLink {
         if let Some(live) = &mut state.live {
             let mut steps = Vec::new();
             live.session.close(CloseReason::Closed(reason.to_owned()), &mut steps);
-            let _ = self.shared.carry_out(live, steps);
-            live.stream.shut();
+            match self.shared.carry_out(live, steps) {
+                // The session's own end: what came before has been written.
+                Some(CloseReason::Closed(_)) => live.stream.end(),
+                _ => live.stream.shut(),
+            }
         }
         self.shared.wake.notify_all();
     }
@@ -311,7 +253,7 @@ impl Drop for WorkerLink {
 fn keep(shared: &Shared, mut options: LinkOptions) {
     while !shared.lock().stopped {
         let reason = match open(shared, &options) {
-            Ok(stream) => run(shared, &mut options, stream),
+            Ok(socket) => run(shared, &mut options, socket),
             Err(error) => CloseReason::Io(error.to_string()),
         };
         if let Some(live) = shared.lock().live.take() {
@@ -332,11 +274,11 @@ fn keep(shared: &Shared, mut options: LinkOptions) {
     }
 }
 
-fn open(shared: &Shared, options: &LinkOptions) -> io::Result<Stream> {
+/// Connects. A handshake of TLS is part of the session's, and has no more time than that.
+fn open(shared: &Shared, options: &LinkOptions) -> io::Result<Socket> {
     let limit = Duration::from_nanos(options.settings.limits.handshake_limit_ns);
-    let stream = Stream::connect(&options.address, limit)?;
-    stream.set_limits(None, shared.frame_limit)?;
-    let reader = stream.try_clone()?;
+    let stream = Stream::connect(&options.address, options.tls.as_ref(), limit, shared.frame_limit)?;
+    let socket = stream.socket()?;
     let session =
         WorkerSession::new(options.identity.clone(), options.settings.clone(), nonce()?, shared.now());
     let mut state = shared.lock();
@@ -344,11 +286,11 @@ fn open(shared: &Shared, options: &LinkOptions) -> io::Result<Stream> {
         return Err(io::Error::other("the worker ends"));
     }
     state.live = Some(Live { session, stream });
-    Ok(reader)
+    Ok(socket)
 }
 
 /// Reads until the session is over.
-fn run(shared: &Shared, options: &mut LinkOptions, mut stream: Stream) -> CloseReason {
+fn run(shared: &Shared, options: &mut LinkOptions, mut socket: Socket) -> CloseReason {
     let mut decoder = Decoder::new();
     let mut bytes = vec![0; READ_BYTES];
     let mut within_since: Option<Instant> = None;
@@ -362,18 +304,18 @@ fn run(shared: &Shared, options: &mut LinkOptions, mut stream: Stream) -> CloseR
         };
         let frame_left = within_since.map(|since| shared.frame_limit.saturating_sub(since.elapsed()));
         let wait = frame_left.map_or(wait, |left| wait.min(left.max(Duration::from_millis(1))));
-        if let Err(error) = stream.set_limits(Some(wait), shared.frame_limit) {
+        if let Err(error) = socket.set_limits(Some(wait), shared.frame_limit) {
             return CloseReason::Io(error.to_string());
         }
-        match stream.read(&mut bytes) {
+        let read = match socket.read(&mut bytes) {
             Ok(0) => return CloseReason::Io("end of stream".to_owned()),
-            Ok(read) => decoder.push(&bytes[..read]),
+            Ok(read) => read,
             Err(error) => match error.kind() {
-                io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted => {}
+                io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted => 0,
                 _ => return CloseReason::Io(error.to_string()),
             },
-        }
-        match hear(shared, options, &mut decoder) {
+        };
+        match hear(shared, options, &mut decoder, &bytes[..read]) {
             Ok(0) => {}
             Ok(_) => within_since = None,
             Err(reason) => return reason,
@@ -386,11 +328,17 @@ fn run(shared: &Shared, options: &mut LinkOptions, mut stream: Stream) -> CloseR
 }
 
 /// Takes what has been read, then looks at the time. Returns how many messages there were.
-fn hear(shared: &Shared, options: &mut LinkOptions, decoder: &mut Decoder) -> Result<u64, CloseReason> {
+fn hear(
+    shared: &Shared,
+    options: &mut LinkOptions,
+    decoder: &mut Decoder,
+    bytes: &[u8],
+) -> Result<u64, CloseReason> {
     let mut state = shared.lock();
     let Some(live) = state.live.as_mut() else {
         return Err(CloseReason::Closed("closed here".to_owned()));
     };
+    let taken = live.stream.take(bytes, |bytes| decoder.push(bytes));
     let (mut steps, mut heard, now) = (Vec::new(), 0, shared.now());
     loop {
         match decoder.next::<ToWorker>(live.session.frame_bytes_max()) {
@@ -416,5 +364,11 @@ fn hear(shared: &Shared, options: &mut LinkOptions, decoder: &mut Decoder) -> Re
             _ => {}
         }
     }
-    shared.carry_out(live, steps).map_or(Ok(heard), Err)
+    // What came before the end is heard before it.
+    let over = shared.carry_out(live, steps).or_else(|| match taken {
+        Ok(false) => None,
+        Ok(true) => Some(CloseReason::Io("end of stream".to_owned())),
+        Err(error) => Some(shared.failed(&error)),
+    });
+    over.map_or(Ok(heard), Err)
 }

@@ -5,18 +5,21 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use rustls::ServerConfig;
 use splitcore_core::id::MachineId;
 use splitcore_core::time::Time;
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadHalf, WriteHalf};
-use tokio::net::{TcpListener, UnixListener};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadHalf, WriteHalf};
+use tokio::net::{TcpListener, TcpStream, UnixListener};
 use tokio::sync::{Notify, Semaphore, mpsc};
 use tokio::time::Instant;
+use tokio_rustls::TlsAcceptor;
 
 use crate::address::Address;
 use crate::auth::nonce;
 use crate::message::{Assigned, Hello, Refusal, ToDaemon, ToWorker};
-use crate::pipe::{Pipe, READ_BYTES};
+use crate::pipe::{Pipe, READ_BYTES, put};
 use crate::session::{CloseReason, DaemonEvent, DaemonSession, Settings, Step};
+use crate::tls::why;
 
 /// After an `accept` that failed, for want of descriptors most likely.
 pub(crate) const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
@@ -108,6 +111,7 @@ impl Handle {
 pub struct Listener {
     inner: Inner,
     address: Address,
+    tls: Option<Arc<ServerConfig>>,
 }
 
 #[derive(Debug)]
@@ -126,7 +130,7 @@ impl Listener {
             Address::Tcp(at) => {
                 let listener = TcpListener::bind(at).await?;
                 let address = Address::Tcp(listener.local_addr()?.to_string());
-                Ok(Self { inner: Inner::Tcp(listener), address })
+                Ok(Self { inner: Inner::Tcp(listener), address, tls: None })
             }
             Address::Unix(path) => {
                 // One that was killed has left its socket behind, and nobody answers there.
@@ -135,9 +139,21 @@ impl Listener {
                     std::fs::remove_file(path)?;
                 }
                 let inner = Inner::Unix(UnixListener::bind(path)?);
-                Ok(Self { inner, address: address.clone() })
+                Ok(Self { inner, address: address.clone(), tls: None })
             }
         }
+    }
+
+    /// Speaks TLS with all who connect, unless it is a socket of the file system, which does not leave its host.
+    #[must_use]
+    pub fn with_tls(mut self, tls: Arc<ServerConfig>) -> Self {
+        self.tls = matches!(self.inner, Inner::Tcp(_)).then_some(tls);
+        self
+    }
+
+    /// Whether it speaks TLS.
+    pub fn is_tls(&self) -> bool {
+        self.tls.is_some()
     }
 
     /// Where it listens, with the port that it was given.
@@ -163,9 +179,13 @@ impl Listener {
             let Ok(task) = Task::new(ConnectionId(id), settings.clone(), origin, heard.clone()) else {
                 continue;
             };
+            let tls = self.tls.clone();
             tokio::spawn(async move {
                 match stream {
-                    Accepted::Tcp(stream) => task.run(stream).await,
+                    Accepted::Tcp(stream) => match tls {
+                        Some(tls) => task.run_tls(tls, stream).await,
+                        None => task.run(stream).await,
+                    },
                     Accepted::Unix(stream) => task.run(stream).await,
                 }
                 drop(place);
@@ -236,10 +256,32 @@ impl Task {
         Time::from_ns(self.origin.elapsed().as_nanos() as u64)
     }
 
+    /// The handshake of TLS is part of the session's: both must have ended in time.
+    async fn run_tls(mut self, tls: Arc<ServerConfig>, stream: TcpStream) {
+        let heard = self.heard.clone();
+        let accepted = tokio::select! {
+            accepted = tokio::time::timeout_at(self.deadline(), TlsAcceptor::from(tls).accept(stream)) => accepted,
+            () = heard.closed() => return,
+        };
+        let reason = match accepted {
+            Ok(Ok(stream)) => {
+                self.pipe.keeps();
+                return self.run(stream).await;
+            }
+            Ok(Err(error)) => CloseReason::Io(why(&error)),
+            Err(_) => CloseReason::Handshake { limit_ns: self.settings.limits.handshake_limit_ns },
+        };
+        self.over(reason).await;
+    }
+
     async fn run<S: AsyncRead + AsyncWrite>(mut self, stream: S) {
         let (mut reader, mut writer) = tokio::io::split(stream);
         let reason = self.converse(&mut reader, &mut writer).await;
         self.pipe.part(&mut reader, &mut writer).await;
+        self.over(reason).await;
+    }
+
+    async fn over(&self, reason: CloseReason) {
         let _ = self.heard.send(Heard { connection: self.id, what: What::Closed { reason } }).await;
     }
 
@@ -259,14 +301,14 @@ impl Task {
             let deadline = self.deadline();
             let speaks = self.pipe.has_room();
             tokio::select! {
-                wrote = writer.write(self.pipe.unwritten()), if self.pipe.writes() => match wrote {
+                wrote = put(writer, self.pipe.unwritten()), if self.pipe.writes() => match wrote {
                     Ok(wrote) => self.pipe.wrote(wrote),
-                    Err(error) => self.fail(CloseReason::Io(error.to_string())),
+                    Err(error) => self.fail(CloseReason::Io(why(&error))),
                 },
                 read = reader.read(&mut bytes) => match read {
                     Ok(0) => self.fail(CloseReason::Io("end of stream".to_owned())),
                     Ok(read) => self.hear(&bytes[..read]),
-                    Err(error) => self.fail(CloseReason::Io(error.to_string())),
+                    Err(error) => self.fail(CloseReason::Io(why(&error))),
                 },
                 say = self.says.recv(), if speaks => if let Some(say) = say { self.say(say) },
                 () = slow.notified() => {
@@ -349,5 +391,31 @@ impl Task {
             }
         }
         None
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test fails so")]
+mod tests {
+    use tokio::io::BufStream;
+
+    use super::*;
+
+    #[test]
+    fn a_stream_that_keeps_what_it_is_given_is_flushed() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let heard = async {
+            let (near, mut far) = tokio::io::duplex(4096);
+            let (heard, _hears) = mpsc::channel(8);
+            let mut task = Task::new(ConnectionId(1), Settings::default(), Instant::now(), heard).unwrap();
+            task.pipe.keeps();
+            let conversation = tokio::spawn(task.run(BufStream::new(near)));
+            let mut header = [0; 4];
+            // Well before the session ends, which writes out whatever there is.
+            let read = tokio::time::timeout(Duration::from_secs(4), far.read_exact(&mut header)).await;
+            conversation.abort();
+            read
+        };
+        assert_eq!(runtime.block_on(heard).expect("the challenge comes").unwrap(), 4);
     }
 }

@@ -25,7 +25,15 @@ pub(crate) struct Pipe {
     pending: Vec<u8>,
     written: usize,
     wrote_at: Instant,
+    /// Whether the stream may keep what it has been given until it is flushed, and whether it does.
+    keeps: bool,
+    unflushed: bool,
     limits: Limits,
+}
+
+/// Writes some of these bytes; without any, flushes. Dropped, it has done neither.
+pub(crate) async fn put<S: AsyncWrite>(writer: &mut WriteHalf<S>, bytes: &[u8]) -> io::Result<usize> {
+    if bytes.is_empty() { writer.flush().await.map(|()| 0) } else { writer.write(bytes).await }
 }
 
 impl Pipe {
@@ -37,8 +45,15 @@ impl Pipe {
             pending: Vec::new(),
             written: 0,
             wrote_at: Instant::now(),
+            keeps: false,
+            unflushed: false,
             limits,
         }
+    }
+
+    /// The stream is one that must be flushed.
+    pub(crate) fn keeps(&mut self) {
+        self.keeps = true;
     }
 
     fn frame_limit(&self) -> Duration {
@@ -63,9 +78,9 @@ impl Pipe {
         &self.pending[self.written..]
     }
 
-    /// Whether anything is.
+    /// Whether anything is, or has yet to be flushed: then [`put`].
     pub(crate) fn writes(&self) -> bool {
-        !self.pending.is_empty()
+        !self.pending.is_empty() || self.unflushed
     }
 
     /// Whether more may be taken to be written.
@@ -73,8 +88,9 @@ impl Pipe {
         self.pending.len() < PENDING_BYTES
     }
 
-    /// So many bytes have been written.
+    /// So many bytes have been written; none: all has been flushed.
     pub(crate) fn wrote(&mut self, bytes: usize) {
+        self.unflushed = self.keeps && bytes > 0;
         self.written += bytes;
         if self.written == self.pending.len() {
             self.pending.clear();

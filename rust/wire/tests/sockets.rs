@@ -3,7 +3,6 @@
 
 mod kit;
 
-use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
@@ -14,90 +13,14 @@ use splitcore_wire::address::Address;
 use splitcore_wire::auth::Secret;
 use splitcore_wire::backoff::Backoff;
 use splitcore_wire::codec::{Decoder, encode};
-use splitcore_wire::link::{LinkEvent, LinkOptions, WorkerLink};
-use splitcore_wire::listen::{Handle, Heard, Listener, What};
+use splitcore_wire::link::LinkEvent;
+use splitcore_wire::listen::What;
 use splitcore_wire::message::{Refusal, ToDaemon, ToWorker, Tokens};
 use splitcore_wire::session::{CloseReason, DaemonEvent, Limits, Settings, WorkerEvent};
-use tokio::runtime::Runtime;
-use tokio::sync::mpsc::{Receiver, channel};
 
-const WAIT: Duration = Duration::from_secs(20);
+use crate::kit::daemon::{Daemon, lost, next};
+
 const MS: u64 = 1_000_000;
-
-/// A daemon that hears, and lets a test answer.
-struct Daemon {
-    runtime: Runtime,
-    address: Address,
-    heard: Receiver<Heard>,
-}
-
-impl Daemon {
-    fn start(settings: Settings) -> Self {
-        let runtime =
-            tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-        let at = Address::Tcp("127.0.0.1:0".to_owned());
-        let listener = runtime.block_on(Listener::bind(&at)).unwrap();
-        let address = listener.address().clone();
-        let (sender, heard) = channel(64);
-        runtime.spawn(listener.serve(settings, sender));
-        Self { runtime, address, heard }
-    }
-
-    fn next(&mut self) -> What {
-        let heard = &mut self.heard;
-        let heard = self.runtime.block_on(async { tokio::time::timeout(WAIT, heard.recv()).await });
-        heard.unwrap().unwrap().what
-    }
-
-    fn closed(&mut self) -> CloseReason {
-        match self.next() {
-            What::Closed { reason } => reason,
-            what => panic!("{what:?}"),
-        }
-    }
-
-    fn hello(&mut self) -> Handle {
-        match self.next() {
-            What::Hello { handle, .. } => handle,
-            what => panic!("{what:?}"),
-        }
-    }
-
-    fn connect(&self) -> TcpStream {
-        let stream = TcpStream::connect(self.address.to_string()).unwrap();
-        stream.set_read_timeout(Some(WAIT)).unwrap();
-        stream
-    }
-
-    fn link(&self, settings: Settings) -> WorkerLink {
-        let backoff = Backoff::new(MS, 20 * MS, 1);
-        let (address, identity) = (self.address.clone(), kit::identity());
-        WorkerLink::start(LinkOptions { address, identity, settings, backoff }).unwrap()
-    }
-
-    /// Lets a worker in, up to the registration.
-    fn establish(&mut self, link: &WorkerLink) -> Handle {
-        let handle = self.hello();
-        handle.welcome(kit::MACHINE);
-        let LinkEvent::Session(WorkerEvent::Welcome(welcome)) = next(link) else { panic!("no welcome") };
-        assert!(link.register(kit::registration(welcome.epoch, vec![]), BTreeMap::new()));
-        assert!(matches!(self.next(), What::Event(DaemonEvent::Register { .. })));
-        handle.registered();
-        assert_eq!(next(link), LinkEvent::Session(WorkerEvent::Registered { epoch: kit::EPOCH }));
-        handle
-    }
-}
-
-fn next(link: &WorkerLink) -> LinkEvent {
-    link.recv(WAIT).unwrap()
-}
-
-fn lost(link: &WorkerLink) -> CloseReason {
-    match next(link) {
-        LinkEvent::Lost { reason, .. } => reason,
-        event @ LinkEvent::Session(_) => panic!("{event:?}"),
-    }
-}
 
 /// All that a daemon says until it hangs up.
 fn read_all(mut stream: TcpStream) -> Vec<ToWorker> {

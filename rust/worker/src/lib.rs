@@ -120,6 +120,7 @@ impl Worker {
         let to = inbox.clone();
         let link = LinkOptions {
             address: options.connect.clone(),
+            tls: options.tls.clone(),
             identity: identity.clone(),
             settings,
             backoff: options.backoff,

@@ -9,6 +9,7 @@ use splitcore_wire::address::Address;
 use splitcore_wire::auth::Secret;
 use splitcore_wire::backoff::Backoff;
 use splitcore_wire::session::Limits;
+use splitcore_wire::tls::Tls;
 
 use crate::log::Log;
 use crate::mover::MoverOptions;
@@ -36,6 +37,8 @@ impl Default for ModelBounds {
 pub struct WorkerOptions {
     /// Where its daemon takes workers.
     pub connect: Address,
+    /// With TLS, and then whom to trust to be the daemon.
+    pub tls: Option<Tls>,
     /// What people call it; unique among the workers of a daemon.
     pub name: String,
     /// Its home pool.

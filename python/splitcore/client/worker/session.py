@@ -2,7 +2,7 @@
 
 import contextlib
 import queue
-import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,33 +12,12 @@ from typing import Any, Self
 from splitcore.client.errors import AnswerError, SessionError, UnreachableError
 from splitcore.client.worker.messages import Command, Identity, Key, Registration, Welcome
 from splitcore.client.worker.protocol import WorkerProtocol
+from splitcore.client.worker.stream import Stream
 
-__all__ = ["REGISTER_LIMIT_S", "WorkerSession", "address", "waits"]
+__all__ = ["REGISTER_LIMIT_S", "WorkerSession", "waits"]
 
 REGISTER_LIMIT_S = 30.0
 """From the connection to `registered`."""
-
-_READ_BYTES = 1 << 16
-
-
-def address(text: str) -> tuple[str, int] | str:
-    """Read an address.
-
-    Args:
-        text: ``host:port``, or ``unix:/path``.
-
-    Returns:
-        Host and port, or the path of a socket.
-
-    Raises:
-        SessionError: If it is neither.
-    """
-    if text.startswith("unix:"):
-        return text.removeprefix("unix:")
-    host, _, port = text.rpartition(":")
-    if not host or not port.isdecimal() or int(port) > 65535:
-        raise SessionError(f"address: expected host:port or unix:/path, got {text}")
-    return host.removeprefix("[").removesuffix("]"), int(port)
 
 
 def waits(first_s: float = 0.1, most_s: float = 2.0) -> Iterator[float]:
@@ -75,6 +54,7 @@ class WorkerSession:
         *,
         secret: bytes | None = None,
         timeout_s: float | None = REGISTER_LIMIT_S,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         """Connect, prove, and register.
 
@@ -85,6 +65,7 @@ class WorkerSession:
                 heartbeat waits for it.
             secret: That the service shares with its workers.
             timeout_s: Until the worker is registered. From then on the silence limit of the welcome holds.
+            tls: To speak TLS, and whom to trust; the host of `daemon` is the name that the certificate must be for.
 
         Raises:
             UnreachableError: If nobody answers, or not in time.
@@ -98,13 +79,13 @@ class WorkerSession:
         self._lock = threading.Lock()
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         try:
-            self._socket = _connect(daemon, timeout_s)
+            self._stream = Stream(daemon, tls, timeout_s)
         except OSError as error:
             raise UnreachableError(f"{daemon}: {error}") from error
         try:
             self._begin(register, deadline)
         except BaseException:
-            self._socket.close()
+            self._stream.close()
             raise
         self._thread = threading.Thread(target=self._read, name="splitcore-session", daemon=True)
         self._thread.start()
@@ -129,27 +110,31 @@ class WorkerSession:
             left = None if deadline is None else deadline - time.monotonic()
             if left is not None and left <= 0:
                 raise UnreachableError("the daemon did not register this worker in time")
-            self._socket.settimeout(left)
+            self._stream.settimeout(left)
             try:
-                data = self._socket.recv(_READ_BYTES)
+                data = self._stream.receive()
             except TimeoutError as error:
                 raise UnreachableError("the daemon did not register this worker in time") from error
             except OSError as error:
                 raise UnreachableError(f"the connection broke: {error}") from error
-            if not data:
-                raise UnreachableError("the daemon hung up")
             self._receive(data)
             if protocol.welcome is not None and not asked:
                 asked = True
                 protocol.register(register(protocol.welcome))
                 self._flush()
-        self._socket.settimeout(self.welcome.silence_limit_ns / 1e9)
+        self._stream.settimeout(self.welcome.silence_limit_ns / 1e9)
 
     def _receive(self, data: bytes) -> None:
         """Take bytes in, and send what follows from them, also where they end the session."""
         with self._lock:
             try:
-                for command in self._protocol.receive(data):
+                said = self._stream.take(data)
+            except OSError as error:
+                raise UnreachableError(f"the connection broke: {error}") from error
+            if said is None:
+                raise UnreachableError("the daemon hung up")
+            try:
+                for command in self._protocol.receive(said):
                     self._commands.put(command)
             finally:
                 self._flush()
@@ -158,7 +143,7 @@ class WorkerSession:
         data = self._protocol.to_send()
         if data:
             try:
-                self._socket.sendall(data)
+                self._stream.send(data)
             except OSError as error:
                 raise UnreachableError(f"the connection broke: {error}") from error
 
@@ -166,13 +151,11 @@ class WorkerSession:
         try:
             while True:
                 try:
-                    data = self._socket.recv(_READ_BYTES)
+                    data = self._stream.receive()
                 except TimeoutError:
                     raise UnreachableError("the daemon has been silent for too long") from None
                 except OSError as error:
                     raise UnreachableError(f"the connection broke: {error}") from error
-                if not data:
-                    raise UnreachableError("the daemon hung up")
                 self._receive(data)
         except (AnswerError, SessionError, UnreachableError) as error:
             self._commands.put(error)
@@ -250,10 +233,10 @@ class WorkerSession:
         with self._lock, contextlib.suppress(UnreachableError):
             self._protocol.close(reason)
             self._flush()
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
+        with self._lock:
+            self._stream.end()
         self._thread.join()
-        self._socket.close()
+        self._stream.close()
 
     def __enter__(self) -> Self:
         """Use it in a block."""
@@ -264,19 +247,3 @@ class WorkerSession:
     ) -> None:
         """End the session."""
         self.close()
-
-
-def _connect(daemon: str, timeout_s: float | None) -> socket.socket:
-    where = address(daemon)
-    if isinstance(where, str):
-        made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        made.settimeout(timeout_s)
-        try:
-            made.connect(where)
-        except OSError:
-            made.close()
-            raise
-        return made
-    made = socket.create_connection(where, timeout_s)
-    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return made

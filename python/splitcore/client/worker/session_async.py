@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import ssl
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -9,7 +10,8 @@ from typing import Any, Self
 from splitcore.client.errors import AnswerError, SessionError, UnreachableError
 from splitcore.client.worker.messages import Command, Identity, Key, Registration, Welcome
 from splitcore.client.worker.protocol import WorkerProtocol
-from splitcore.client.worker.session import REGISTER_LIMIT_S, address
+from splitcore.client.worker.session import REGISTER_LIMIT_S
+from splitcore.client.worker.stream import address
 
 __all__ = ["AsyncWorkerSession"]
 
@@ -31,6 +33,7 @@ class AsyncWorkerSession:
         *,
         secret: bytes | None = None,
         timeout_s: float | None = REGISTER_LIMIT_S,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         """Say where to connect; nothing is done yet.
 
@@ -40,10 +43,12 @@ class AsyncWorkerSession:
             register: Says what is held, when the daemon has said who this worker is.
             secret: That the service shares with its workers.
             timeout_s: Until the worker is registered. From then on the silence limit of the welcome holds.
+            tls: To speak TLS, and whom to trust; the host of `daemon` is the name that the certificate must be for.
         """
         self._daemon = daemon
         self._register = register
         self._timeout_s = timeout_s
+        self._tls = tls
         self._protocol = WorkerProtocol(identity, secret=secret)
         self._commands: asyncio.Queue[Command | Exception] = asyncio.Queue()
         self._ended: Exception | None = None
@@ -74,12 +79,14 @@ class AsyncWorkerSession:
             AnswerError: If the daemon does not speak the protocol, or does not know the secret.
         """
         where = address(self._daemon)
+        if self._tls is not None and isinstance(where, str):
+            raise SessionError(f"tls: expected host:port as the address, got {self._daemon}")
         try:
             async with asyncio.timeout(self._timeout_s):
                 if isinstance(where, str):
                     self._reader, self._writer = await asyncio.open_unix_connection(where)
                 else:
-                    self._reader, self._writer = await asyncio.open_connection(*where)
+                    self._reader, self._writer = await asyncio.open_connection(*where, ssl=self._tls)
                 try:
                     await self._begin()
                 except BaseException:

@@ -59,6 +59,7 @@ impl Worker {
         };
         let options = LinkOptions {
             address: address.parse().unwrap(),
+            tls: None,
             identity,
             settings: Settings::default(),
             backoff: Backoff::new(5_000_000, 50_000_000, 1),

@@ -79,6 +79,7 @@ pub(crate) fn options(connect: &str, name: &str, role: Role) -> WorkerOptions {
     let told = name.to_owned();
     WorkerOptions {
         connect: connect.parse().unwrap(),
+        tls: None,
         name: name.to_owned(),
         role,
         model: MODEL.to_owned(),

@@ -11,6 +11,7 @@ use splitcore_wire::backoff::Backoff;
 use splitcore_wire::link::{LinkEvent, LinkOptions, WorkerLink};
 use splitcore_wire::message::Tokens;
 use splitcore_wire::session::{Identity, Settings, WorkerEvent};
+use splitcore_wire::tls::Tls;
 
 use crate::common::events::{Called, Events};
 use crate::common::worker::layout;
@@ -19,10 +20,16 @@ use crate::fleet::MODEL;
 use crate::kit::{managed, told};
 
 /// A worker that says what a test wants.
-struct Puppet(WorkerLink);
+pub(crate) struct Puppet(pub(crate) WorkerLink);
 
 impl Puppet {
     fn start(service: &Service, name: &str) -> Self {
+        let puppet = Self::connect(service, name, None);
+        puppet.join();
+        puppet
+    }
+
+    pub(crate) fn connect(service: &Service, name: &str, tls: Option<Tls>) -> Self {
         let identity = Identity {
             name: name.to_owned(),
             index: None,
@@ -36,12 +43,16 @@ impl Puppet {
         };
         let options = LinkOptions {
             address: service.workers.as_ref().unwrap().parse().unwrap(),
+            tls,
             identity,
             settings: Settings::default(),
             backoff: Backoff::new(5_000_000, 50_000_000, 1),
         };
-        let puppet = Self(WorkerLink::start(options).unwrap());
-        let WorkerEvent::Welcome(welcome) = puppet.hear() else { panic!("no welcome") };
+        Self(WorkerLink::start(options).unwrap())
+    }
+
+    pub(crate) fn join(&self) {
+        let WorkerEvent::Welcome(welcome) = self.hear() else { panic!("no welcome") };
         let join = Join {
             machine: welcome.machine,
             role: Role::Mixed,
@@ -52,9 +63,8 @@ impl Puppet {
         };
         let report = Report { free_blocks: 100, ..Report::default() };
         let registration = Registration { join, epoch: Epoch(0), report, claims: Vec::new() };
-        puppet.0.register(registration, BTreeMap::new());
-        let WorkerEvent::Registered { .. } = puppet.hear() else { panic!("not registered") };
-        puppet
+        self.0.register(registration, BTreeMap::new());
+        let WorkerEvent::Registered { .. } = self.hear() else { panic!("not registered") };
     }
 
     fn hear(&self) -> WorkerEvent {

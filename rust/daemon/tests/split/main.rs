@@ -3,6 +3,9 @@
 
 #![allow(clippy::unwrap_used, reason = "what is missing fails the test")]
 
+#[allow(dead_code, reason = "made for the tests of the protocol")]
+#[path = "../../../wire/tests/kit/certificates.rs"]
+mod certificates;
 #[path = "../common/mod.rs"]
 mod common;
 #[allow(dead_code, reason = "made for the worker's own tests")]
@@ -15,4 +18,5 @@ mod late;
 mod legs;
 mod lines;
 mod many;
+mod secure;
 mod slow;

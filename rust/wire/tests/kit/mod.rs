@@ -1,6 +1,9 @@
 //! Messages to test with.
 #![allow(dead_code, reason = "each test takes what it needs")]
 
+pub(crate) mod certificates;
+pub(crate) mod daemon;
+
 use proptest::prelude::*;
 use splitcore_core::event::{Claim, Held, Join, Registration, Role};
 use splitcore_core::id::{AssignmentSeq, Attempt, Epoch, LegKey, MachineId, Order, RequestId};

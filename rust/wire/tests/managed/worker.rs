@@ -107,6 +107,7 @@ impl ToyWorker {
         };
         let options = LinkOptions {
             address: address.clone(),
+            tls: None,
             identity,
             settings: kit::settings(),
             backoff: Backoff::new(2_000_000, 50_000_000, u64::from(index)),

@@ -53,6 +53,7 @@ pub(crate) fn options(
     mover.connect.backend = Some(backend);
     WorkerOptions {
         connect: connect.clone(),
+        tls: None,
         name: format!("worker-{index}"),
         role,
         model: MODEL.to_owned(),
