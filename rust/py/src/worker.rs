@@ -135,6 +135,11 @@ fn tls(py: Python<'_>, ca: Option<&Path>, name: Option<&str>, connect: &Address)
     Tls::new(ca, name, connect).map(Some).map_err(wrong)
 }
 
+fn bounds(context: Option<u32>, vocabulary: Option<u32>) -> ModelBounds {
+    let any = ModelBounds::default();
+    ModelBounds { context: context.unwrap_or(any.context), vocabulary: vocabulary.unwrap_or(any.vocabulary) }
+}
+
 /// How KV is moved.
 fn mover(py: Python<'_>, model: String, by: Option<&str>, transfer_listen: &str) -> PyResult<MoverOptions> {
     let mut mover = MoverOptions::new(model);
@@ -225,7 +230,6 @@ impl Worker {
             orphan_limit_ns: Some(ns("orphan_limit_s", orphan_limit_s)?),
             ..MachineConfig::default()
         };
-        let any = ModelBounds::default();
         let incarnation = incarnation.unwrap_or_else(incarnation_now);
         let connect = address(py, "connect", connect)?;
         let options = WorkerOptions {
@@ -234,10 +238,7 @@ impl Worker {
             backoff: Backoff::new(BACKOFF_NS.0, BACKOFF_NS.1, u64::from(incarnation)),
             name,
             role: errors::word(py, "role", role, "'prompt', 'token' or 'mixed'")?,
-            bounds: ModelBounds {
-                context: context.unwrap_or(any.context),
-                vocabulary: vocabulary.unwrap_or(any.vocabulary),
-            },
+            bounds: bounds(context, vocabulary),
             secret: secret.map(|bytes| Secret::new(&bytes)),
             peer_listen: address(py, "peer_listen", peer_listen)?,
             mover: mover(py, model.clone(), backend, transfer_listen)?,
