@@ -62,7 +62,7 @@ def serve(
     priority_ageing_s: Annotated[float, _rules("S", "Of waiting outweigh a step of priority; 0: nothing does.")] = 10.0,
     attempts_max: Annotated[int, _rules("N", "Tries of one request.")] = 4,
     retry_interval_s: Annotated[float, _rules("S", "Between tries to place what waits.")] = 1.0,
-    park_limit_s: Annotated[float, _rules("S", "A handoff may stand still before it is taken back.")] = 30.0,
+    handoff_limit_s: Annotated[float, _rules("S", "A handoff may stand still before it is taken back.")] = 30.0,
     seed: Annotated[int, _rules("N", "Of every draw.")] = 0,
 ) -> None:
     """Place requests over HTTP, for engines that bring their own workers; with --model, give tokens by its own.

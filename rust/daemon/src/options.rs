@@ -160,7 +160,7 @@ pub struct Options {
     pub retry_interval_s: f64,
     /// Seconds that a request may wait in a handoff that does not go on before it is taken back, with a model.
     #[cfg_attr(feature = "cli", arg(long, default_value_t = 30.0, value_name = "S"))]
-    pub park_limit_s: f64,
+    pub handoff_limit_s: f64,
     /// Seconds without a word of a placement until it expires; 0: it never does.
     #[cfg_attr(feature = "cli", arg(long, default_value_t = 60.0, value_name = "S"))]
     pub lease_s: f64,
@@ -212,7 +212,7 @@ impl Default for Options {
             priority_ageing_s: 10.0,
             attempts_max: 4,
             retry_interval_s: 1.0,
-            park_limit_s: 30.0,
+            handoff_limit_s: 30.0,
             lease_s: 60.0,
             seed: 0,
         }
@@ -335,7 +335,7 @@ impl Options {
             priority_ageing_ns: nonzero(nanoseconds("priority_ageing_s", self.priority_ageing_s)?),
             attempts_max: self.attempts_max,
             retry_interval_ns: nanoseconds("retry_interval_s", self.retry_interval_s)?,
-            park_limit_ns: nanoseconds("park_limit_s", self.park_limit_s)?,
+            park_limit_ns: nanoseconds("handoff_limit_s", self.handoff_limit_s)?,
             lease_ns,
             seed: self.seed,
             ..ClusterConfig::default()
@@ -345,7 +345,7 @@ impl Options {
                 "kv_fill_max_permille" => "kv_fill_max",
                 "recovery_headroom_permille" => "recovery_headroom",
                 "retry_interval_ns" => "retry_interval_s",
-                "park_limit_ns" => "park_limit_s",
+                "park_limit_ns" => "handoff_limit_s",
                 "rejoin_limit_ns" => "rejoin_limit_s",
                 "grace_ns" => "grace_s",
                 other => other,
@@ -381,7 +381,7 @@ mod tests {
         let named = |options: Options| options.validate().expect_err("out of range").option;
         assert_eq!(named(Options { kv_fill_max: 1.5, ..Options::default() }), "kv_fill_max");
         assert_eq!(named(Options { retry_interval_s: 0.0, ..Options::default() }), "retry_interval_s");
-        assert_eq!(named(Options { park_limit_s: 0.0, ..Options::default() }), "park_limit_s");
+        assert_eq!(named(Options { handoff_limit_s: 0.0, ..Options::default() }), "handoff_limit_s");
         assert_eq!(named(Options { event_log_keep: Some(0), ..Options::default() }), "event_log_keep");
         assert_eq!(named(Options { body_timeout_s: 0.0, ..Options::default() }), "body_timeout_s");
         assert_eq!(named(Options { lease_s: f64::NAN, ..Options::default() }), "lease_s");
