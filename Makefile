@@ -51,7 +51,7 @@ lint: $(NATIVE) ## Check format, lints, types, stubs and the core's dependency t
 	$(BIN)/mypy
 	$(BIN)/python -m mypy.stubtest splitcore._native
 
-bench: $(NATIVE) $(TORCH)/.made ## Run the benchmarks and print their table.
+bench: $(NATIVE) $(if $(WITH_TORCH),$(TORCH)/.made) ## Run the benchmarks and print their table.
 	$(BIN)/python benches/run.py --torch $(TORCH)/bin/python
 
 swarm: ## Run SEEDS random worlds full of faults from seed FROM on, optimised and with every assertion on.
