@@ -116,7 +116,7 @@ pub enum Held {
     Closing,
     /// The engine has ended it; the word may have been lost.
     Finished,
-    /// The request alone, kept until it runs elsewhere.
+    /// The request alone: as the Cluster asked, or because its KV went on to another machine.
     Kept,
 }
 

@@ -13,6 +13,23 @@ pub struct RequestId(pub u64);
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(transparent))]
 pub struct Attempt(pub u32);
 
+/// Attempts that one Cluster may make of a request before its names could be those of the next Cluster.
+const ATTEMPTS_PER_CLUSTER: u32 = 1000;
+
+impl Attempt {
+    /// The next one of the same Cluster.
+    pub(crate) fn next(self) -> Self {
+        Self(self.0.saturating_add(1))
+    }
+
+    /// The next one of a Cluster that has taken the request over. What it was told of may be long past: the machine that
+    /// has the last attempt may not have registered.
+    pub(crate) fn after_restart(self) -> Self {
+        let restarts = self.0 / ATTEMPTS_PER_CLUSTER + 1;
+        Self(restarts.saturating_mul(ATTEMPTS_PER_CLUSTER).saturating_add(1))
+    }
+}
+
 /// The legs of one attempt: what handoff messages are about. A machine holds at most one leg of an attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]

@@ -225,8 +225,8 @@ pub enum Command {
         /// Which leg.
         key: LegKey,
     },
-    /// Keep a request (not its KV) until [`Command::Release`]: no machine runs it now, and it is to outlive the
-    /// Cluster.
+    /// Keep a request (not its KV) until [`Command::Release`], so that it outlives the Cluster even where the machine
+    /// that runs it does not.
     Keep {
         /// Of which attempt.
         key: LegKey,
@@ -235,7 +235,8 @@ pub enum Command {
         /// The request.
         work: Work,
     },
-    /// The request has ended or is kept elsewhere: forget it.
+    /// The request has ended or is kept elsewhere: forget it. A machine that has handed a leg over keeps it until then
+    /// unasked.
     Release {
         /// Of which attempt.
         key: LegKey,

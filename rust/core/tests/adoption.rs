@@ -90,8 +90,8 @@ fn a_kept_request_goes_on_after_the_tokens_that_the_client_has() {
         let actions = head.tick_at(GRACE_NS);
         let placed = works(&commands(&actions));
         let (_, key, order, work) = placed[0];
-        // A machine that registers late may have the attempt of the name it was kept under.
-        assert_eq!((key, order), (key_at(1, 3), Order(5)));
+        // A machine that registers late may have a later attempt than the one it was kept under.
+        assert_eq!((key, order), (key_at(1, 1001), Order(5)));
         assert_eq!((work.prompt_tokens, work.max_new_tokens), (expected_prompt, 100));
         assert_eq!((work.terms.resumed_tokens, work.start, work.upto), (resumed_tokens, 0, Upto::End));
         // Who arrives now comes after it.
@@ -126,7 +126,7 @@ fn a_destination_without_its_source_is_placed_again() {
     register(&mut head, 0, vec![claim(key(1), destination(10), leg(Compute::Waiting, Inbound::Reserved))]);
     let told = commands(&head.tick_at(GRACE_NS));
     assert!(told.contains(&(0, Command::Abort { key: key(1) })));
-    assert_eq!((works(&told)[0].1, head.cluster.counters().faults), (key_at(1, 2), 1));
+    assert_eq!((works(&told)[0].1, head.cluster.counters().faults), (key_at(1, 1001), 1));
 }
 
 #[test]
@@ -141,7 +141,8 @@ fn a_leg_that_has_everything_needs_no_other() {
         let mut head = head();
         register(&mut head, 0, vec![claim(key(1), work, held)]);
         register(&mut head, 1, Vec::new());
-        assert!(commands(&head.tick_at(GRACE_NS)).is_empty(), "{work:?} {held:?}");
+        let told = commands(&head.tick_at(GRACE_NS));
+        assert!(matches!(told[..], [(1, Command::Keep { .. })]), "a copy of the request: {told:?}");
         head.notice(0, Notice::Finished { key: key(1), tokens: 3 });
         assert_eq!(head.cluster.counters().finished, 1);
     }
@@ -280,28 +281,28 @@ fn of_two_attempts_the_later_stays() {
 }
 
 #[test]
-fn of_a_parked_request_a_record_of_an_earlier_attempt_is_kept_for_the_later() {
+fn a_record_of_an_earlier_attempt_is_one_of_the_request() {
     let queued = leg(Compute::Queued, Inbound::None);
-    let (release, abort) = (Command::Release { key: key(1) }, Command::Abort { key: key(1) });
-    let instead = (0, Command::Release { key: key_at(1, 2) });
+    let (release, abort) = (Some(Command::Release { key: key(1) }), Some(Command::Abort { key: key(1) }));
     let cases = [
-        (Held::Kept, Held::Kept, 5, instead),
-        (Held::Kept, Held::Finished, 5, instead),
-        (Held::Kept, Held::Kept, 6, (1, release)),
-        (Held::Kept, Held::Finished, 6, (1, release)),
-        (Held::Kept, queued, 5, (1, abort)),
-        (Held::Kept, Held::Closing, 5, (1, abort)),
-        (queued, Held::Kept, 5, (1, release)),
-        (queued, Held::Finished, 5, (1, release)),
-        (queued, Held::Kept, 6, (1, release)),
-        (queued, queued, 5, (1, abort)),
+        (Held::Kept, Held::Kept, 5, None),
+        (Held::Kept, Held::Finished, 5, None),
+        (Held::Kept, Held::Kept, 6, release),
+        (Held::Kept, Held::Finished, 6, release),
+        (Held::Kept, queued, 5, abort),
+        (Held::Kept, Held::Closing, 5, abort),
+        (queued, Held::Kept, 5, None),
+        (queued, Held::Finished, 5, release),
+        (queued, Held::Kept, 6, release),
+        (queued, queued, 5, abort),
     ];
     for (later, earlier, order, expected) in cases {
         let mut head = head();
         register(&mut head, 0, vec![claim(key_at(1, 2), whole(10), later)]);
         let earlier = Claim { order: Order(order), ..claim(key(1), whole(10), earlier) };
         let told = register(&mut head, 1, vec![earlier]);
-        assert_eq!(told, [expected], "{later:?} {earlier:?}");
+        let expected: Vec<_> = expected.map(|command| (1, command)).into_iter().collect();
+        assert_eq!(told, expected, "{later:?} {earlier:?}");
     }
 }
 
@@ -316,17 +317,20 @@ fn a_leg_beside_the_record_of_its_request_parks_nothing() {
 }
 
 #[test]
-fn what_is_claimed_twice_is_kept_once() {
+fn what_is_claimed_three_times_is_kept_twice() {
     let kept = |attempt| claim(key_at(1, attempt), whole(10), Held::Kept);
+    let release = Command::Release { key: key(1) };
     let mut head = head();
     assert!(register(&mut head, 0, vec![kept(1)]).is_empty());
-    assert_eq!(register(&mut head, 1, vec![kept(1)]), [(1, Command::Release { key: key(1) })]);
-    // A leg is better than either.
+    assert!(register(&mut head, 1, vec![kept(1)]).is_empty());
+    assert_eq!(register(&mut head, 2, vec![kept(1)]), [(0, release)]);
+    // Beside a leg they stay: its machine may be lost together with the Cluster. On the leg's own they say nothing.
     let running = claim(key(1), whole(10), leg(Compute::Decoding, Inbound::None));
-    let told = register(&mut head, 2, vec![running]);
-    assert!(told.contains(&(0, Command::Release { key: key(1) })), "{told:?}");
-    assert_eq!(register(&mut head, 3, vec![kept(1)]), [(3, Command::Release { key: key(1) })]);
+    let confirm = Command::Confirm { key: key(1), delivered: 0 };
+    assert_eq!(register(&mut head, 3, vec![running, kept(1)]), [(3, confirm), (3, release)]);
     assert_eq!(head.cluster.parked_requests(), 0);
+    let ended = commands(&head.notice(3, Notice::Finished { key: key(1), tokens: 1 }));
+    assert_eq!(ended, [(3, release), (1, release), (2, release)]);
 }
 
 #[test]

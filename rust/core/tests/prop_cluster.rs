@@ -692,7 +692,8 @@ fn a_late_reservation_waits_for_the_source_and_is_serialized() {
     };
     let mut head = Head::new(config, &PAIR);
     let actions = head.arrive(Arrival::new(1, 1000, 10));
-    assert!(matches!(commands(&actions)[..], [(0, Command::Compute { .. })]));
+    let told = commands(&actions);
+    assert!(matches!(told[..], [(0, Command::Compute { .. }), (1, Command::Keep { .. })]), "{told:?}");
     assert_eq!(placement(&actions).unwrap().transfer(), Some(Mode::Serialized));
     let actions = head.prefill_done(0, 1);
     let told: Vec<u32> = commands(&actions).iter().map(|&(to, _)| to).collect();

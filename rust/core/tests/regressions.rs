@@ -250,7 +250,8 @@ fn regression_a_fault_after_the_last_token_ends_the_request() {
     head.notice(0, Notice::Progress { key: key(1), tokens: 5 });
     let actions = head.act(&ClusterEvent::Lose { machine: id(0) });
     let finished = ClusterAction::Ended { request: RequestId(1), outcome: Outcome::Finished };
-    assert_eq!(actions, [finished], "there is nothing left to compute, and no room for it");
+    assert_eq!(actions.last(), Some(&finished), "there is nothing left to compute, and no room for it");
+    assert_eq!(commands(&actions), [(1, Command::Release { key: key(1) })]);
 }
 
 #[test]
@@ -609,7 +610,7 @@ fn regression_no_attempt_takes_a_name_that_the_cluster_before_gave() {
     // The Cluster before had lost sight of machine 0 and placed the request again.
     registers(&mut head, id(1), 1, report(1), vec![claim(key_at(1, 2), 0, whole(10), here)]);
     let actions = head.act(&ClusterEvent::Lose { machine: id(0) });
-    assert_eq!(placement(&actions).unwrap().attempt.0, 3);
+    assert_eq!(placement(&actions).unwrap().attempt.0, 1001);
 }
 
 #[test]
@@ -620,7 +621,7 @@ fn regression_no_attempt_takes_a_name_that_comes_with_a_registration() {
     head.tick_at(100);
     let next = MachineId { index: 0, incarnation: 2 };
     let actions = registers(&mut head, next, 1, report(1), vec![claim(key_at(1, 2), 0, whole(10), here)]);
-    assert_eq!(placement(&actions).unwrap().attempt.0, 3);
+    assert_eq!(placement(&actions).unwrap().attempt.0, 1001);
 }
 
 #[test]
@@ -644,7 +645,8 @@ fn regression_a_leg_that_is_gone_is_not_asked_for_again_where_it_may_still_be_dr
     let mut head = Head::new(ClusterConfig::default(), &PAIR);
     head.place(1, 10, 10);
     let actions = head.notice(1, Notice::Gone { key: key(1) });
-    assert_eq!(commands(&actions), [(1, Command::Abort { key: key(1) })]);
+    let told = commands(&actions);
+    assert!(matches!(told[..], [(1, Command::Abort { .. }), (1, Command::Keep { .. })]), "{told:?}");
     let actions = head.released(1, key(1), 99);
     assert_eq!(reserved_at(&actions), [1]);
 }
@@ -692,8 +694,7 @@ fn regression_a_record_is_not_given_away_for_a_keep_that_may_not_have_arrived() 
     let kept = commands(&head.act(&ClusterEvent::Lose { machine: id(0) }));
     assert!(matches!(kept[..], [(1, Command::Keep { .. })]), "{kept:?}");
     let ended = vec![claim(key(1), 0, whole(10), Held::Finished)];
-    let told = commands(&registers(&mut head, id(2), 1, report(1), ended));
-    assert_eq!(told, [(1, Command::Release { key: key_at(1, 2) })]);
+    assert_eq!(commands(&registers(&mut head, id(2), 1, report(1), ended)), []);
 }
 
 #[test]
@@ -754,7 +755,8 @@ fn regression_what_has_its_last_token_is_placed_nowhere_when_its_machine_gives_i
     let told = head.notice(machine.index, Notice::Relief { key: key(1) });
     let outcome = splitcore_core::event::Outcome::Finished;
     assert_eq!(told.last(), Some(&ClusterAction::Ended { request: RequestId(1), outcome }));
-    assert!(matches!(commands(&told)[..], [(_, Command::Abort { .. })]), "{told:?}");
+    let told = commands(&told);
+    assert!(matches!(told[..], [(_, Command::Abort { .. }), (_, Command::Release { .. })]), "{told:?}");
 }
 
 /// The end of a request whose client has everything.
@@ -784,7 +786,8 @@ fn regression_what_has_its_last_token_is_placed_nowhere_when_its_kv_went_elsewhe
     head.act(&ClusterEvent::Fact(Notice::Progress { key: key(1), tokens: 1 }));
     let to = Some(id(3 - known));
     let told = head.notice(source, Notice::Released { key: key(1), to, report: report(99) });
-    assert_eq!(commands(&told), [(known, Command::Abort { key: key(1) })]);
+    let (abort, release) = (Command::Abort { key: key(1) }, Command::Release { key: key(1) });
+    assert_eq!(commands(&told), [(known, abort), (source, release)]);
     assert_eq!(told.last(), Some(&finished()));
 }
 

@@ -4,7 +4,7 @@ use std::fmt;
 
 use super::machines::Booking;
 use super::pools::{Pools, Side};
-use super::requests::Loss;
+use super::requests::{COPIES, Loss};
 use super::{Cluster, MachineState};
 use crate::event::Role;
 
@@ -60,6 +60,7 @@ impl Cluster {
     pub fn check(&self) -> Result<(), ClusterFault> {
         self.check_bookings()?;
         self.check_pools()?;
+        self.check_copies()?;
         self.check_waiting()
     }
 
@@ -145,6 +146,20 @@ impl Cluster {
         ensure(index.least() == scanned && index.iter().count() == pools.members(pool).len(), || {
             format!("{pool:?} pool, {side:?} side: index says {:?}, scan {scanned:?}", index.least())
         })
+    }
+
+    /// Each request is known to two machines, or as many as there are.
+    fn check_copies(&self) -> Result<(), ClusterFault> {
+        if !self.is_managed() || self.is_recovering() {
+            return Ok(());
+        }
+        for (slot, request) in self.requests.iter() {
+            let covered = request.copies() == COPIES || self.free_keeper(slot).is_none();
+            ensure(covered, || {
+                format!("request {}: {} copies only", request.arrival.request.0, request.copies())
+            })?;
+        }
+        Ok(())
     }
 
     fn check_waiting(&self) -> Result<(), ClusterFault> {

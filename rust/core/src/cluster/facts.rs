@@ -70,13 +70,20 @@ impl Cluster {
                 self.refused(from, key, actions)
             }
             Notice::Reserved { key } => {
-                self.watch(from, key, actions, |leg| leg.state.inbound = Inbound::Reserved)
+                let slot = self.watch(from, key, |leg| leg.state.inbound = Inbound::Reserved);
+                if let (Some(slot), Some(machine)) = (slot, from) {
+                    // Before, it might have refused.
+                    self.runs_at(slot, self.id_of(machine), actions);
+                }
+                self.applied(slot)
             }
             Notice::Sent { key } => {
-                self.watch(from, key, actions, |leg| leg.state.outbound = Outbound::Sending)
+                let slot = self.watch(from, key, |leg| leg.state.outbound = Outbound::Sending);
+                self.applied(slot)
             }
             Notice::Landed { key } => {
-                self.watch(from, key, actions, |leg| leg.state.inbound = Inbound::Ready)
+                let slot = self.watch(from, key, |leg| leg.state.inbound = Inbound::Ready);
+                self.applied(slot)
             }
             Notice::PrefillDone { key, .. } => self.prefill_done(from, key, actions),
             Notice::Evicted { key, tokens } => self.evicted(from, key, tokens),
@@ -119,22 +126,18 @@ impl Cluster {
         Some((slot, at))
     }
 
-    fn watch(
-        &mut self,
-        from: Option<u32>,
-        key: LegKey,
-        actions: &mut Vec<ClusterAction>,
-        change: impl FnOnce(&mut WatchedLeg),
-    ) -> Applied {
-        let Some((slot, at)) = self.find_leg(from, key, |leg| leg.mode.is_some()) else {
-            return self.late();
-        };
+    /// Something is known of a leg. Returns whose it is, if it is live.
+    fn watch(&mut self, from: Option<u32>, key: LegKey, change: impl FnOnce(&mut WatchedLeg)) -> Option<u32> {
+        let (slot, at) = self.find_leg(from, key, |leg| leg.mode.is_some())?;
         if let Some(leg) = &mut self.requests.get_mut(slot).legs[at] {
             change(leg);
         }
-        self.acknowledged(slot, actions);
         self.touch_lease(slot);
-        Applied::Yes
+        Some(slot)
+    }
+
+    fn applied(&mut self, slot: Option<u32>) -> Applied {
+        if slot.is_some() { Applied::Yes } else { self.late() }
     }
 
     fn prefill_done(&mut self, from: Option<u32>, key: LegKey, actions: &mut Vec<ClusterAction>) -> Applied {
@@ -160,9 +163,7 @@ impl Cluster {
             self.command_send(slot, actions);
         }
         let now = self.now;
-        let request = self.requests.get_mut(slot);
-        request.moved_at = now;
-        self.acknowledged(slot, actions);
+        self.requests.get_mut(slot).moved_at = now;
         self.touch_lease(slot);
         Applied::Yes
     }
@@ -355,9 +356,9 @@ impl Cluster {
 
     /// The request is over, with no leg left on the books.
     pub(super) fn end(&mut self, slot: u32, outcome: Outcome, actions: &mut Vec<ClusterAction>) {
-        let Some(mut request) = self.requests.remove(slot) else { return };
-        if let Some(keeper) = request.keeper.take() {
-            self.release_keeper(*keeper, actions);
+        let Some(request) = self.requests.remove(slot) else { return };
+        for keeper in request.keepers {
+            self.release_keeper(request.arrival.request, keeper, actions);
         }
         if self.is_recovering() {
             self.ended_in_grace.insert(request.arrival.request);

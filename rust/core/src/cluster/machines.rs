@@ -141,6 +141,11 @@ impl MachineEntry {
         self.shown_state() == MachineState::Up
     }
 
+    /// Whether it can be asked to keep a request, which takes no blocks.
+    pub(crate) fn can_keep(&self) -> bool {
+        self.state == MachineState::Up && self.away_since.is_none()
+    }
+
     /// What keeps work away, if anything does.
     pub(crate) fn shown_state(&self) -> MachineState {
         match self.state {

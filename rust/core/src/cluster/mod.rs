@@ -8,6 +8,7 @@
 
 mod admission;
 mod check;
+mod copies;
 mod facts;
 mod load_index;
 mod machines;
@@ -214,7 +215,7 @@ impl Cluster {
         self.seat_machine(join)?;
         self.replace_lost(actions);
         self.retry(actions);
-        self.keep_parked(join.machine, actions);
+        self.cover_all(actions);
         Ok(Applied::Yes)
     }
 

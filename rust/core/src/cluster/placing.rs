@@ -188,6 +188,7 @@ impl Cluster {
             legs: legs.map(|leg| leg.map(|leg| self.told(&leg))),
             why,
         }));
+        self.cover(slot, actions);
     }
 
     /// Cuts a request into legs for the chosen pair.
@@ -335,6 +336,7 @@ impl Cluster {
         let compute = Command::Compute { key, order, work };
         first.seq = self.command(machine, Some(&mut first.booking), compute, actions);
         self.requests.get_mut(slot).legs[0] = Some(first);
+        self.runs_at(slot, machine, actions);
     }
 
     /// Reserve at the second leg's machine.

@@ -12,7 +12,7 @@ use crate::config::Level;
 use crate::error::{Applied, EventError};
 use crate::event::{ClusterAction, Outcome};
 use crate::id::{LegKey, MachineId, Order, RequestId};
-use crate::leg::{Command, Compute, Inbound};
+use crate::leg::{Compute, Inbound};
 use crate::time::Time;
 
 impl Cluster {
@@ -82,12 +82,10 @@ impl Cluster {
         let slots: Vec<u32> =
             self.requests.iter().filter(|(_, request)| concerns(request)).map(|(slot, _)| slot).collect();
         for slot in slots {
-            let request = self.requests.get_mut(slot);
-            if request.is_kept_by(lost) {
-                request.keeper = None;
-                request.lost = Loss::Keeper;
+            if self.drop_keeper(slot, |keeper| keeper.machine == lost).is_some() {
+                self.requests.get_mut(slot).lost = Loss::Copy;
             }
-            let legs = request.legs;
+            let legs = self.requests.get(slot).legs;
             for (at, leg) in legs.iter().enumerate() {
                 let Some(leg) = leg.filter(|leg| leg.machine == Some(lost)) else { continue };
                 let entry = &mut self.machines[index as usize];
@@ -96,8 +94,8 @@ impl Cluster {
                 let request = self.requests.get_mut(slot);
                 request.legs[at] = None;
                 match (at, legs) {
-                    // The next leg has everything: the loss of the source costs nothing.
-                    (0, [_, Some(next)]) if next.is_ready() => {}
+                    // The next leg has everything: the loss of the source costs a copy of the request.
+                    (0, [_, Some(next)]) if next.is_ready() => request.lost = Loss::Copy,
                     (1, [Some(first), _]) if !leg.is_ready() && self.config.level == Level::Managed => {
                         request.legs[1] = Some(leg.unseated());
                         request.lost = Loss::Destination;
@@ -118,18 +116,21 @@ impl Cluster {
         for (_, slot) in lost {
             let now = self.now;
             let request = self.requests.get_mut(slot);
-            // Machines that die together are told of one by one, and the next may have just been chosen: no second
-            // fault.
-            if request.moved_at == now && request.faulted_at == now {
-                request.faults = request.faults.saturating_sub(1);
+            let loss = std::mem::take(&mut request.lost);
+            if loss != Loss::Copy {
+                // Machines that die together are told of one by one, and the next may have just been chosen: no second
+                // fault.
+                if request.moved_at == now && request.faulted_at == now {
+                    request.faults = request.faults.saturating_sub(1);
+                }
+                request.faulted_at = now;
             }
-            request.faulted_at = now;
-            match std::mem::take(&mut request.lost) {
+            match loss {
                 Loss::Destination => self.send_elsewhere(slot, actions),
-                Loss::Keeper => self.keep_somewhere(slot, actions),
                 Loss::Kv => self.fault(slot, actions),
-                Loss::None => {}
+                Loss::Copy | Loss::None => {}
             }
+            self.cover(slot, actions);
         }
     }
 
@@ -152,6 +153,7 @@ impl Cluster {
         if self.place_second(slot, actions) {
             self.unreserved.remove(&waits);
         }
+        self.cover(slot, actions);
     }
 
     /// A request has lost its placement: a new attempt, with what the client has as part of its prompt.
@@ -211,8 +213,14 @@ impl Cluster {
         }
         self.keep_at_legs(slot, actions);
         self.give_up_legs(slot, actions);
+        // As long as machines register, they may claim the next one.
+        let recovering = self.is_recovering();
         let request = self.requests.get_mut(slot);
-        request.attempt.0 += 1;
+        if recovering {
+            request.attempt = request.attempt.next();
+        } else {
+            request.begin_attempt();
+        }
         request.resumed_from = request.delivered;
         match self.choose(slot) {
             Some(choice) => self.place(slot, choice, actions),
@@ -220,13 +228,20 @@ impl Cluster {
         }
     }
 
-    /// The source says that its blocks are free: `to` has its KV.
+    /// The source says that its blocks are free: `to` has its KV. The source keeps the request; where it only turns out
+    /// that it has the leg no more, another machine is to.
     #[inline]
     pub(super) fn handed_over(&mut self, slot: u32, to: Option<MachineId>, actions: &mut Vec<ClusterAction>) {
+        let request = self.requests.get(slot);
+        let (attempt, source) = (request.attempt, request.legs[0].and_then(|leg| leg.machine));
         self.leave(slot, 0, actions);
+        if let Some(machine) = source.filter(|_| to.is_some() && self.is_managed()) {
+            self.note_keeper(slot, Keeper { machine, attempt }, actions);
+        }
         if !self.requests.get(slot).legs[1].as_ref().is_some_and(WatchedLeg::is_ready) {
             self.handed_over_early(slot, to, actions);
         }
+        self.cover(slot, actions);
     }
 
     /// Whoever has the KV has not told us yet, and may be another than we think.
@@ -262,6 +277,7 @@ impl Cluster {
                 if self.place_second(slot, actions) {
                     self.unreserved.remove(&waits);
                 }
+                self.cover(slot, actions);
             }
             _ => self.fault(slot, actions),
         }
@@ -273,6 +289,7 @@ impl Cluster {
         match (at, self.requests.get(slot).legs) {
             (0, [_, Some(next)]) if next.is_ready() => {
                 self.leave(slot, 0, actions);
+                self.cover(slot, actions);
                 Applied::Yes
             }
             (0, _) => {
@@ -321,57 +338,5 @@ impl Cluster {
         let Some(first) = request.legs[0] else { return true };
         let unreserved = second.state.inbound == Inbound::Reserving && first.state.compute == Compute::Held;
         unreserved || first.machine.is_some_and(|id| is_past(self.machines[id.index as usize].went_on_at))
-    }
-
-    /// Before its legs are given up: one of their machines keeps the request, so that it outlives this Cluster.
-    fn keep_at_legs(&mut self, slot: u32, actions: &mut Vec<ClusterAction>) {
-        let legs = self.requests.get(slot).legs;
-        let told = legs.iter().flatten().filter(|leg| leg.booking.sent).filter_map(|leg| leg.machine);
-        let reachable = |id: &MachineId| self.machines[id.index as usize].away_since.is_none();
-        if let Some(machine) = told.into_iter().find(reachable) {
-            self.keep_at(slot, machine, actions);
-        }
-    }
-
-    /// A request that no machine is known to have: some machine keeps it.
-    pub(super) fn keep_somewhere(&mut self, slot: u32, actions: &mut Vec<ClusterAction>) {
-        let legs = self.requests.get(slot).legs;
-        let runs_it = |id| legs.iter().flatten().any(|leg| leg.machine == Some(id));
-        let machine = self.machines.iter().find(|entry| entry.pooled && !runs_it(entry.id));
-        if let Some(machine) = machine.map(|entry| entry.id) {
-            self.keep_at(slot, machine, actions);
-        }
-    }
-
-    /// A machine is there: it keeps what waits and is kept by nobody, for want of a machine until now.
-    pub(super) fn keep_parked(&mut self, machine: MachineId, actions: &mut Vec<ClusterAction>) {
-        let slots: Vec<u32> = self.parked.iter().map(|&(_, _, slot)| slot).collect();
-        for slot in slots {
-            self.keep_at(slot, machine, actions);
-        }
-    }
-
-    fn keep_at(&mut self, slot: u32, machine: MachineId, actions: &mut Vec<ClusterAction>) {
-        let request = self.requests.get_mut(slot);
-        if request.keeper.is_some() || self.config.level == Level::External {
-            return;
-        }
-        let (key, order) = (request.key(), request.order);
-        request.keeper = Some(Box::new((key, machine)));
-        let work = request.work_from(request.delivered);
-        self.command(machine, None, Command::Keep { key, order, work }, actions);
-    }
-
-    /// A machine has the request: nobody else need keep it.
-    #[inline]
-    pub(super) fn acknowledged(&mut self, slot: u32, actions: &mut Vec<ClusterAction>) {
-        if let Some(keeper) = self.requests.get_mut(slot).keeper.take() {
-            self.release_keeper(*keeper, actions);
-        }
-    }
-
-    #[cold]
-    pub(super) fn release_keeper(&mut self, (key, machine): Keeper, actions: &mut Vec<ClusterAction>) {
-        self.command(machine, None, Command::Release { key }, actions);
     }
 }

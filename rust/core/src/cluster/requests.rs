@@ -47,16 +47,24 @@ pub(crate) enum Loss {
     /// Nothing.
     #[default]
     None,
-    /// Who kept it while no machine was known to have it.
-    Keeper,
+    /// One of the machines that knew it.
+    Copy,
     /// Where its KV was to go.
     Destination,
     /// Its KV.
     Kv,
 }
 
-/// Where a request waits, and under which attempt's name.
-pub(crate) type Keeper = (LegKey, MachineId);
+/// A machine with a record of a request, and under which attempt's name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub(crate) struct Keeper {
+    pub(crate) machine: MachineId,
+    pub(crate) attempt: Attempt,
+}
+
+/// Machines that know a request, if there are as many: one can be lost together with the Cluster.
+pub(crate) const COPIES: usize = 2;
 
 /// A live request.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -66,6 +74,8 @@ pub(crate) struct Request {
     pub(crate) order: Order,
     pub(crate) accepted_at: Time,
     pub(crate) attempt: Attempt,
+    /// An earlier Cluster made this attempt, and may have made later ones.
+    pub(crate) adopted: bool,
     pub(crate) faults: u32,
     /// Output tokens the client has. A next attempt starts after them.
     pub(crate) delivered: u32,
@@ -79,8 +89,8 @@ pub(crate) struct Request {
     /// When a loss of a machine last met it.
     pub(crate) faulted_at: Time,
     pub(crate) lost: Loss,
-    /// Who keeps the request itself while no machine is known to have it.
-    pub(crate) keeper: Option<Box<Keeper>>,
+    /// Who keeps the request itself, the oldest record first.
+    pub(crate) keepers: [Option<Keeper>; COPIES],
     /// Who refused its second leg since it was last tried from the line; asking in turn would never end.
     pub(crate) refused_by: Vec<u32>,
     pub(crate) legs: [Option<WatchedLeg>; 2],
@@ -96,6 +106,7 @@ impl Request {
             order,
             accepted_at,
             attempt: Attempt(1),
+            adopted: false,
             faults: 0,
             delivered: 0,
             resumed_from: 0,
@@ -104,7 +115,7 @@ impl Request {
             moved_at: accepted_at,
             faulted_at: Time::MAX,
             lost: Loss::None,
-            keeper: None,
+            keepers: [None; COPIES],
             refused_by: Vec::new(),
             legs: [None; 2],
             lease_due: None,
@@ -112,7 +123,31 @@ impl Request {
     }
 
     pub(crate) fn is_kept_by(&self, machine: MachineId) -> bool {
-        self.keeper.as_deref().is_some_and(|&(_, keeper)| keeper == machine)
+        self.keepers.iter().flatten().any(|keeper| keeper.machine == machine)
+    }
+
+    /// Whether a leg of it was sent to a machine.
+    pub(crate) fn is_run_by(&self, machine: MachineId) -> bool {
+        self.legs.iter().flatten().any(|leg| leg.machine == Some(machine) && leg.booking.sent)
+    }
+
+    /// Machines that know it, or are about to: its legs', and those that keep it. More than `COPIES` are not counted.
+    #[inline]
+    pub(crate) fn copies(&self) -> usize {
+        let told = |leg: &Option<WatchedLeg>| leg.as_ref().filter(|leg| leg.booking.sent)?.machine;
+        let [first, second] = self.legs.each_ref().map(told);
+        let mut count = usize::from(first.is_some()) + usize::from(second.is_some() && second != first);
+        if count < COPIES {
+            let kept = self.keepers.iter().flatten().map(|keeper| Some(keeper.machine));
+            count += kept.filter(|&machine| machine != first && machine != second).count();
+        }
+        count.min(COPIES)
+    }
+
+    /// Another attempt, whose name is nobody else's.
+    pub(crate) fn begin_attempt(&mut self) {
+        let adopted = std::mem::take(&mut self.adopted);
+        self.attempt = if adopted { self.attempt.after_restart() } else { self.attempt.next() };
     }
 
     pub(crate) fn key(&self) -> LegKey {

@@ -26,7 +26,7 @@ impl Cluster {
             match if over || !self.is_recovering() { None } else { self.adopted_slot(claim, actions) } {
                 Some(slot) if claim.held == Held::Kept => self.adopt_kept(slot, machine, claim, actions),
                 Some(slot) => self.adopt_leg(slot, machine, claim, actions),
-                None if self.keeps(machine, claim, actions) => {}
+                None if self.takes_late(machine, claim, actions) => {}
                 None => self.dismiss(machine, claim, actions),
             }
         }
@@ -54,7 +54,6 @@ impl Cluster {
             return None;
         }
         if claim.key.attempt > known {
-            self.acknowledged(slot, actions);
             self.give_up_legs(slot, actions);
         }
         let request = self.requests.get_mut(slot);
@@ -67,28 +66,21 @@ impl Cluster {
         Some(slot)
     }
 
-    /// A record of an earlier attempt is one of the request all the same, and of a machine that is known to have it:
-    /// better than a `Keep` that may not have arrived.
-    fn keeps(&mut self, machine: MachineId, claim: &Claim, actions: &mut Vec<ClusterAction>) -> bool {
+    /// A record of an earlier attempt is one of the request all the same; so is the end of one while nobody has a leg.
+    fn takes_late(&mut self, machine: MachineId, claim: &Claim, actions: &mut Vec<ClusterAction>) -> bool {
         let Some(slot) = self.requests.find(claim.key.request) else { return false };
         let request = self.requests.get(slot);
-        let is_record = matches!(claim.held, Held::Kept | Held::Finished);
-        if !is_record || !request.parked || request.order != claim.order {
-            return false;
-        }
-        self.acknowledged(slot, actions);
-        self.requests.get_mut(slot).keeper = Some(Box::new((claim.key, machine)));
-        true
+        let is_record = claim.held == Held::Kept || (claim.held == Held::Finished && request.parked);
+        is_record && !request.is_run_by(machine) && self.takes_record(machine, claim, actions)
     }
 
     fn adopt_kept(&mut self, slot: u32, machine: MachineId, claim: &Claim, actions: &mut Vec<ClusterAction>) {
-        let request = self.requests.get_mut(slot);
-        if request.keeper.is_some() || request.legs.iter().any(Option::is_some) {
+        if self.requests.get(slot).is_run_by(machine) || !self.takes_record(machine, claim, actions) {
             self.dismiss(machine, claim, actions);
             return;
         }
-        request.keeper = Some(Box::new((claim.key, machine)));
-        if !request.parked {
+        let request = self.requests.get(slot);
+        if !request.parked && request.legs.iter().all(Option::is_none) {
             self.park(slot, actions);
         }
     }
@@ -113,7 +105,7 @@ impl Cluster {
             let parked = request.clone();
             self.unpark(&parked, slot);
         }
-        self.acknowledged(slot, actions);
+        self.runs_at(slot, machine, actions);
         let delivered = self.requests.get(slot).delivered;
         self.command(machine, None, Command::Confirm { key: claim.key, delivered }, actions);
         self.command_rest(slot, at, actions);
@@ -136,13 +128,13 @@ impl Cluster {
                     self.unreserved.insert((request.order, slot));
                 }
                 [None, Some(second)] if !second.is_ready() => request.lost = Loss::Kv,
-                // A machine that registers late may still have the attempt of this name.
-                [None, None] => request.attempt.0 += 1,
+                [None, None] => request.begin_attempt(),
                 _ => {}
             }
         }
         self.replace_lost(actions);
         self.retry(actions);
+        self.cover_all(actions);
     }
 }
 
@@ -160,6 +152,7 @@ fn adopted(claim: &Claim, accepted_at: Time) -> Request {
     };
     Request {
         attempt: claim.key.attempt,
+        adopted: true,
         delivered: terms.resumed_tokens,
         resumed_from: terms.resumed_tokens,
         ..Request::new(arrival, claim.order, accepted_at)

@@ -34,6 +34,7 @@ impl Cluster {
         if !self.place_second(slot, actions) {
             self.unreserved.insert((order, slot));
         }
+        self.cover(slot, actions);
         Applied::Yes
     }
 
@@ -87,7 +88,7 @@ impl Cluster {
         *self.parked_by_class.entry(arrival.class).or_insert(0) += 1;
         self.counters.parked += 1;
         actions.push(ClusterAction::Parked { request: arrival.request });
-        self.keep_somewhere(slot, actions);
+        self.cover(slot, actions);
     }
 
     pub(super) fn unpark(&mut self, request: &Request, slot: u32) {

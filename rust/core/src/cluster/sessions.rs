@@ -80,7 +80,7 @@ impl Cluster {
         }
         self.tell_drained(machine.index, actions);
         self.retry(actions);
-        self.keep_parked(machine, actions);
+        self.cover_all(actions);
         Ok(Applied::Yes)
     }
 
@@ -93,21 +93,17 @@ impl Cluster {
         let runs = |claim: &&Claim| matches!(claim.held, Held::Leg { .. } | Held::Finished);
         let here = registration.claims.iter().filter(runs).filter(|claim| self.is_live_on(claim, machine));
         let here: BTreeSet<LegKey> = here.map(|claim| claim.key).collect();
-        self.find_keepers(registration, actions);
+        let records = self.settle_records(registration, &here, actions);
         // Before it is told to drop what it may be the last to have.
-        self.keep_parked(machine, actions);
+        self.cover_all(actions);
         self.settle_closing(registration, actions);
         for claim in &registration.claims {
-            let kept = self
-                .requests
-                .find(claim.key.request)
-                .is_some_and(|slot| self.requests.get(slot).keeper.as_deref() == Some(&(claim.key, machine)));
             let known = match claim.held {
                 Held::Leg { .. } | Held::Finished => {
                     here.contains(&claim.key) || self.is_closing(claim.key, machine)
                 }
                 Held::Closing => self.is_closing(claim.key, machine),
-                Held::Kept => kept,
+                Held::Kept => records.contains(&claim.key),
             };
             if !known {
                 self.dismiss(machine, claim, actions);
@@ -245,23 +241,34 @@ impl Cluster {
         }
     }
 
-    /// Requests that this machine was to keep and does not: the command was lost.
-    fn find_keepers(&mut self, registration: &Registration, actions: &mut Vec<ClusterAction>) {
+    /// What a machine that is back keeps. What it was to keep and does not, because the command was lost, others must.
+    /// Returns the records that stay; none where the leg itself is `here`.
+    fn settle_records(
+        &mut self,
+        registration: &Registration,
+        here: &BTreeSet<LegKey>,
+        actions: &mut Vec<ClusterAction>,
+    ) -> BTreeSet<LegKey> {
         let machine = registration.join.machine;
-        let has = |key| registration.claims.iter().any(|claim| claim.key == key && claim.held == Held::Kept);
-        let missing = |(slot, request): (u32, &super::requests::Request)| {
-            let (key, keeper) = *request.keeper.as_deref()?;
-            (keeper == machine && !has(key)).then_some((request.order, slot))
-        };
-        let mut missing: Vec<(Order, u32)> = self.requests.iter().filter_map(missing).collect();
-        missing.sort_unstable();
-        for (_, slot) in missing {
-            let request = self.requests.get_mut(slot);
-            request.keeper = None;
-            if request.parked {
-                self.keep_somewhere(slot, actions);
+        let kept = registration.claims.iter().filter(|claim| claim.held == Held::Kept);
+        let kept = kept.filter(|claim| !here.iter().any(|key| key.request == claim.key.request));
+        let has: BTreeSet<(LegKey, Order)> = kept.clone().map(|claim| (claim.key, claim.order)).collect();
+        let slots: Vec<u32> = self.requests.iter().map(|(slot, _)| slot).collect();
+        for slot in slots {
+            let request = self.requests.get(slot);
+            if request.is_kept_by(machine) {
+                let (id, order) = (request.arrival.request, request.order);
+                let is_there = |attempt| has.contains(&(LegKey { request: id, attempt }, order));
+                self.drop_keeper(slot, |keeper| keeper.machine == machine && !is_there(keeper.attempt));
             }
         }
+        let mut records = BTreeSet::new();
+        for claim in kept {
+            if self.takes_record(machine, claim, actions) {
+                records.insert(claim.key);
+            }
+        }
+        records
     }
 }
 

@@ -15,7 +15,7 @@ impl Machine {
         actions: &mut Vec<MachineAction>,
     ) -> Applied {
         self.last_seq = self.last_seq.max(seq);
-        self.forget_finished(key);
+        self.forget_outcome(key);
         let Some(slot) = self.legs.find(key) else {
             // Gone already; the answer lets the Cluster close its books all the same.
             let report = self.riding_report();
@@ -83,6 +83,9 @@ impl Machine {
         self.acknowledge_abort(slot, actions);
         let leg = self.legs.get(slot);
         let (key, to, told) = (leg.key, leg.handed_to, leg.ended && !leg.aborted);
+        if let Some(to) = to.filter(|_| !leg.aborted && !leg.ended) {
+            self.keep_handed_over(key, leg.order, leg.work, to);
+        }
         self.give_back(slot);
         let report = self.riding_report();
         let notice = if told { Notice::Report(report) } else { Notice::Released { key, to, report } };

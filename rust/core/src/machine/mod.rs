@@ -102,10 +102,8 @@ pub struct Machine {
     grants_waiting: VecDeque<LegKey>,
     sending: u32,
     sends_waiting: VecDeque<LegKey>,
-    /// Requests kept without a leg: ended ones until the Cluster has heard, and what it asked to keep.
-    kept: Vec<Kept>,
-    /// How many of these the Cluster asked for.
-    kept_on_request: u32,
+    /// Requests kept without a leg, until the Cluster releases them.
+    kept: BTreeMap<LegKey, Kept>,
     /// Transfers by the time they will have taken too long; one that has ended leaves when it is first in line.
     stalls: VecDeque<(Time, LegKey)>,
     /// Since when there is work and none of it finds room.
@@ -150,8 +148,7 @@ impl Machine {
             grants_waiting: VecDeque::new(),
             sending: 0,
             sends_waiting: VecDeque::new(),
-            kept: Vec::new(),
-            kept_on_request: 0,
+            kept: BTreeMap::new(),
             stalls: VecDeque::new(),
             stuck_since: None,
             epoch: Epoch(0),

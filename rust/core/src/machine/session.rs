@@ -16,11 +16,21 @@ use crate::leg::{Compute, Inbound, Notice, Peer, Work};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub(super) struct Kept {
-    key: LegKey,
     order: Order,
     work: Work,
-    /// Output tokens of the attempt, if it ended here.
-    finished: Option<u32>,
+    why: WhyKept,
+}
+
+/// Why a request is kept without a leg.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+enum WhyKept {
+    /// The Cluster has asked for it.
+    Asked,
+    /// This machine has its KV now, and may die together with the Cluster.
+    HandedOver(MachineId),
+    /// It ended here, with so many output tokens of the attempt.
+    Finished(u32),
 }
 
 impl Machine {
@@ -68,8 +78,8 @@ impl Machine {
     pub fn claims(&self) -> Vec<Claim> {
         let legs = self.legs.iter().map(|(_, leg)| leg).filter(|leg| !leg.ended);
         let legs = legs.map(|leg| Claim { key: leg.key, order: leg.order, work: leg.work, held: held(leg) });
-        let kept = self.kept.iter().map(|&Kept { key, order, work, finished }| {
-            let held = if finished.is_some() { Held::Finished } else { Held::Kept };
+        let kept = self.kept.iter().map(|(&key, &Kept { order, work, why })| {
+            let held = if let WhyKept::Finished(_) = why { Held::Finished } else { Held::Kept };
             Claim { key, order, work, held }
         });
         let mut claims: Vec<Claim> = legs.chain(kept).collect();
@@ -83,40 +93,31 @@ impl Machine {
     }
 
     pub(super) fn keep(&mut self, key: LegKey, order: Order, work: Work) -> Applied {
-        let _ = self.forget_kept(key);
-        self.kept.push(Kept { key, order, work, finished: None });
-        self.kept_on_request += 1;
+        self.kept.insert(key, Kept { order, work, why: WhyKept::Asked });
         Applied::Yes
+    }
+
+    /// A leg's KV is on another machine: what was asked stays here until the Cluster has seen its end.
+    pub(super) fn keep_handed_over(&mut self, key: LegKey, order: Order, work: Work, to: MachineId) {
+        self.kept.insert(key, Kept { order, work, why: WhyKept::HandedOver(to) });
     }
 
     /// A request has ended here: until the Cluster says that it knows. One to be kept is about to be given up, and its
     /// end comes too late.
     pub(super) fn keep_finished(&mut self, key: LegKey, order: Order, work: Work, tokens: u32) {
-        if self.kept_on_request == 0 || self.kept_at(key).is_none() {
-            self.kept.push(Kept { key, order, work, finished: Some(tokens) });
-        }
+        let ended = Kept { order, work, why: WhyKept::Finished(tokens) };
+        let _ = self.kept.entry(key).or_insert(ended);
     }
 
     pub(super) fn release_kept(&mut self, key: LegKey) -> Applied {
-        if self.forget_kept(key) { Applied::Yes } else { self.late() }
+        if self.kept.remove(&key).is_some() { Applied::Yes } else { self.late() }
     }
 
-    /// Forgets an end that the Cluster does not want any more.
-    pub(super) fn forget_finished(&mut self, key: LegKey) {
-        if self.kept_at(key).is_some_and(|at| self.kept[at].finished.is_some()) {
-            let _ = self.forget_kept(key);
+    /// Forgets what became of a leg that the Cluster does not want any more; what it has asked to keep stays.
+    pub(super) fn forget_outcome(&mut self, key: LegKey) {
+        if self.kept.get(&key).is_some_and(|kept| kept.why != WhyKept::Asked) {
+            self.kept.remove(&key);
         }
-    }
-
-    /// Few are kept at a time, each only until its `Release` is here; the oldest is released first.
-    fn kept_at(&self, key: LegKey) -> Option<usize> {
-        self.kept.iter().position(|kept| kept.key == key)
-    }
-
-    fn forget_kept(&mut self, key: LegKey) -> bool {
-        let Some(at) = self.kept_at(key) else { return false };
-        self.kept_on_request -= u32::from(self.kept.swap_remove(at).finished.is_none());
-        true
     }
 
     /// Says again where a leg stands, for all that the Cluster may have missed.
@@ -126,10 +127,18 @@ impl Machine {
         delivered: u32,
         actions: &mut Vec<MachineAction>,
     ) -> Applied {
-        if let Some(tokens) = self.kept_at(key).and_then(|at| self.kept[at].finished) {
-            actions.push(MachineAction::Resend { key, delivered });
-            actions.push(MachineAction::Notify { notice: Notice::Finished { key, tokens } });
-            return Applied::Yes;
+        match self.kept.get(&key).map(|kept| kept.why) {
+            Some(WhyKept::Finished(tokens)) => {
+                actions.push(MachineAction::Resend { key, delivered });
+                actions.push(MachineAction::Notify { notice: Notice::Finished { key, tokens } });
+                return Applied::Yes;
+            }
+            Some(WhyKept::HandedOver(to)) => {
+                let notice = Notice::Released { key, to: Some(to), report: self.riding_report() };
+                actions.push(MachineAction::Notify { notice });
+                return Applied::Yes;
+            }
+            Some(WhyKept::Asked) | None => {}
         }
         let leg =
             self.legs.find(key).map(|slot| self.legs.get(slot)).filter(|leg| !leg.aborted && !leg.ended);

@@ -103,7 +103,6 @@ impl Machine {
         }
         self.orphaned_at = Some(self.now);
         self.kept.clear();
-        self.kept_on_request = 0;
         for key in self.leg_keys().collect::<Vec<_>>() {
             let _ = self.abort(key, self.last_seq, actions);
         }

@@ -111,6 +111,28 @@ fn after_any_failure_every_request_ends_and_every_book_is_empty() {
     }
 }
 
+/// Neither hears of the other's death: what each knew is gone.
+#[test]
+fn any_machine_may_be_lost_together_with_the_cluster() {
+    for state in legal() {
+        for at in 0..4 {
+            eprintln!("{} / {at}", name(state));
+            let mut scene = leg_in(state);
+            scene.rig.settle();
+            if !scene.rig.is_up(at) {
+                continue;
+            }
+            let machine = scene.rig.id(at);
+            scene.rig.kill(at);
+            scene.rig.restart(GRACE_NS);
+            scene.rig.tell_peers_lost(machine);
+            (0..4).for_each(|at| scene.rig.register_if_up(at));
+            scene.heal();
+            assert_eq!(scene.rig.given_again, 0, "a request is lost");
+        }
+    }
+}
+
 fn possible(state: LegState) -> Vec<Failure> {
     Failure::ALL.into_iter().filter(|&failure| can_be(state, failure)).collect()
 }

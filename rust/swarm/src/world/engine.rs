@@ -50,9 +50,9 @@ impl World {
         };
         let context = Context { owner, has, resumed: has, follows, muted: false, cut, chunked: None };
         let Some(place) = self.place(id) else { return };
-        if matches!(command, Command::Keep { .. }) {
-            place.contexts.entry(key).or_insert(context);
-        } else {
+        let is_here = place.contexts.get(&key).is_some_and(|known| known.owner == owner);
+        // A leg goes on with what it has while its request is to be kept.
+        if !(is_here && matches!(command, Command::Keep { .. })) {
             place.contexts.insert(key, context);
         }
     }

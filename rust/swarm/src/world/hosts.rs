@@ -26,7 +26,7 @@ pub(super) struct Live {
     pub(super) parked: bool,
     /// Taken over from machines.
     pub(super) adopted: bool,
-    /// Who was told of it.
+    /// Who was told of it, or told of it.
     pub(super) told: BTreeSet<MachineId>,
 }
 
@@ -252,14 +252,21 @@ impl World {
             let attempt = self.hosts[host].cluster.attempt(request);
             let ends = |action: &ClusterAction| matches!(action, ClusterAction::Ended { request: ended, .. } if *ended == request);
             let is_live = attempt.is_some() || actions.iter().any(ends);
-            if !is_live || self.hosts[host].live.contains_key(&request) {
+            if !is_live {
                 continue;
             }
             let owner = owners[&claim.key];
+            if let Some(live) = self.hosts[host].live.get_mut(&request) {
+                if live.owner == owner {
+                    live.told.insert(registration.join.machine);
+                }
+                continue;
+            }
             self.out.counters.revived += u64::from(self.submitted[owner].ended.is_some());
             let first_attempt = attempt.map_or(1, |attempt| attempt.0);
             let order = Some(claim.order);
-            let live = Live { order, first_attempt, adopted: true, ..Live::new(owner) };
+            let told = BTreeSet::from([registration.join.machine]);
+            let live = Live { order, first_attempt, adopted: true, told, ..Live::new(owner) };
             self.hosts[host].live.insert(request, live);
         }
     }
@@ -271,8 +278,8 @@ impl World {
         let config = ClusterConfig { epoch, grace_ns: self.setup.grace_ns, ..self.setup.cluster };
         let mut next = Host { alive: false, ..Host::new(config, self.setup.slos, self.now) };
         for id in self.machine_ids() {
-            // What the old one has given up may still be told of it.
-            let given_up = self.aborted_on(old, id);
+            // A machine may still be told to drop it.
+            let given_up = self.dropped_on(id);
             for owner in self.owners_on(id).difference(&given_up).copied() {
                 next.held.entry(owner).or_default().insert(id);
             }
@@ -296,12 +303,13 @@ impl World {
         true
     }
 
-    /// The requests whose `Abort` a Cluster has on its way to a machine.
-    fn aborted_on(&self, host: usize, id: MachineId) -> BTreeSet<usize> {
-        let (from, to) = (Node::Cluster(host), Node::Machine(id));
-        let wires = self.wires.iter().filter(|((at, of, _), _)| (*at, *of) == (from, to));
+    /// The requests whose `Abort` or `Release` is on its way to a machine, from whichever Cluster.
+    fn dropped_on(&self, id: MachineId) -> BTreeSet<usize> {
+        let to = Node::Machine(id);
+        let is_to = |from: &Node, of: &Node| matches!(from, Node::Cluster(_)) && *of == to;
+        let wires = self.wires.iter().filter(|((from, of, _), _)| is_to(from, of));
         let aborted = wires.flat_map(|(_, wire)| wire).filter_map(|message| match message {
-            Message::Command { command: Command::Abort { key }, .. } => Some(*key),
+            Message::Command { command: Command::Abort { key } | Command::Release { key }, .. } => Some(*key),
             _ => None,
         });
         let contexts = &self.places[id.index as usize].contexts;

@@ -9,7 +9,7 @@ use splitcore_core::id::{AssignmentSeq, Epoch, LegKey, MachineId, RequestId};
 use splitcore_core::leg::{Command, Notice, Peer};
 use splitcore_core::machine::Machine;
 
-use super::{Event, Node, World};
+use super::{Event, Host, Node, World};
 
 /// What a session carries.
 #[derive(Debug, Clone)]
@@ -191,23 +191,14 @@ impl World {
         }
     }
 
-    /// What a replaced Cluster still got through to a machine is not to be lost either.
+    /// What a replaced Cluster still got through to a machine is not to be lost either, if the machine has yet to
+    /// register with the next.
     fn note_held(&mut self, id: MachineId, session: u64, owner: usize) {
         let (_, host) = self.sessions[session as usize - 1];
         if host + 1 < self.hosts.len() && self.owners_on(id).contains(&owner) {
-            for later in &mut self.hosts[host + 1..] {
+            let unmet = |later: &&mut Host| !later.registered.contains_key(&id);
+            for later in self.hosts[host + 1..].iter_mut().filter(unmet) {
                 later.held.entry(owner).or_default().insert(id);
-            }
-        }
-    }
-
-    /// Whoever has the KV of a leg has the request now; it may be gone already, and then so is the request.
-    fn note_handed_over(&mut self, id: MachineId, from: MachineId, key: LegKey) {
-        let Some(context) = self.place(id).and_then(|place| place.contexts.get(&key)) else { return };
-        let owner = context.owner;
-        for host in &mut self.hosts {
-            if let Some(held) = host.held.get_mut(&owner).filter(|held| held.contains(&id)) {
-                held.insert(from);
             }
         }
     }
@@ -230,9 +221,6 @@ impl World {
         }
         match message {
             Message::Peer(message) => {
-                if let Peer::Landed { key } = message {
-                    self.note_handed_over(id, from, key);
-                }
                 self.tell_machine(id, &MachineEvent::Peer { from, message });
             }
             Message::Reset => {

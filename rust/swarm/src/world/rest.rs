@@ -37,14 +37,14 @@ impl World {
         assert_eq!(self.machine_ids().len(), self.places.len(), "a machine is missing at the end");
     }
 
-    /// Whether a request may have gone with a Cluster. It must survive where a machine held it when that Cluster
-    /// died, or had it from a message that was delivered later, and where each such machine registered with the next
-    /// one in time, with all that it had. So only those go that no machine had heard of, or whose machine is late or
-    /// lost as well; and those that a replaced Cluster ended when its word reached no client any more.
+    /// Whether a request may have gone with a Cluster. It must survive where machines held it when that Cluster died, or
+    /// had it from a message that was delivered later, and one of them registered with the next Cluster in time, with
+    /// all that it had. So only those go that no machine had heard of, or all of whose machines are late or lost as
+    /// well; and those that a replaced Cluster ended when its word reached no client any more.
     fn may_be_lost(&self, owner: usize) -> bool {
         self.hosts[1..].iter().any(|host| {
             let in_time = |machine| host.registered.get(machine) == Some(&true);
-            let held = host.held.get(&owner).is_some_and(|held| held.iter().all(in_time));
+            let held = host.held.get(&owner).is_some_and(|held| held.iter().any(in_time));
             !held || host.ended_before.contains(&owner)
         })
     }
