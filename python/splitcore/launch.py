@@ -197,9 +197,12 @@ class Launch:
         options = ["--role", self.roles[name], "--name", name, "--connect", f"unix:{self.folder / 'workers'}"]
         self._start(name, ["worker", "--model", str(self.model), *options, *self._worker_options])
 
-    def kill(self, name: str) -> None:
-        """End a process without warning, as a crash would."""
-        self.children[name].end(signal.SIGKILL, 30)
+    def kill(self, *names: str) -> None:
+        """End processes without warning, as a crash would: all at once, in this order."""
+        for name in names:
+            self.children[name].process.kill()
+        for name in names:
+            self.children[name].end(signal.SIGKILL, 30)
 
     def wait_ready(self, limit_s: float = 120, progress: Callable[[int, int], None] | None = None) -> None:
         """Wait until every worker has registered and the service takes requests.

@@ -65,6 +65,13 @@ pub enum FaultKind {
         /// When there is one again.
         gap_ns: u64,
     },
+    /// A machine and the Cluster die at once. Another Cluster starts after so long, the machine when the world heals.
+    Outage {
+        /// Which.
+        machine: u64,
+        /// When there is a Cluster again.
+        gap_ns: u64,
+    },
     /// Another Cluster starts; this one goes on for a while.
     Replace {
         /// How long.
@@ -75,7 +82,7 @@ pub enum FaultKind {
 impl FaultKind {
     /// Whether a Cluster follows another.
     pub fn is_restart(self) -> bool {
-        matches!(self, Self::Restart { .. } | Self::Replace { .. })
+        matches!(self, Self::Restart { .. } | Self::Outage { .. } | Self::Replace { .. })
     }
 
     /// Whether a session between a machine and a Cluster can break by it.
@@ -184,7 +191,12 @@ fn one(rng: &mut Rng, kind: u64, machines: u64) -> FaultKind {
         5 => FaultKind::TransferFail,
         6 => FaultKind::TransferStall,
         7 => FaultKind::Cancel,
-        8 => FaultKind::Restart { gap_ns: rng.pick(&[0, 5_000, 50_000]) },
+        8 => {
+            let gap_ns = rng.pick(&[0, 5_000, 50_000]);
+            // Every other death of a Cluster takes a machine with it.
+            let alone = machine.is_multiple_of(2);
+            if alone { FaultKind::Restart { gap_ns } } else { FaultKind::Outage { machine, gap_ns } }
+        }
         _ => FaultKind::Replace { overlap_ns: rng.pick(&[1_000, 20_000, 100_000]) },
     }
 }

@@ -10,6 +10,21 @@ use crate::id::{LegKey, MachineId, RequestId};
 use crate::leg::Command;
 
 impl Cluster {
+    /// Machines that know a live request, or to which the word of it is on its way: its legs', then those that keep it.
+    pub fn known_to(&self, request: RequestId) -> Vec<MachineId> {
+        let Some(request) = self.requests.find(request).map(|slot| self.requests.get(slot)) else {
+            return Vec::new();
+        };
+        let told = request.legs.iter().flatten().filter(|leg| leg.booking.sent).filter_map(|leg| leg.machine);
+        let mut known: Vec<MachineId> = told.collect();
+        for keeper in request.keepers.iter().flatten() {
+            if !known.contains(&keeper.machine) {
+                known.push(keeper.machine);
+            }
+        }
+        known
+    }
+
     /// Has a request kept by as many machines as there should be, or as there are. While machines register after a
     /// restart only a request that none has is given to one: who else knows it they have yet to say.
     /// O(1) where the machines are up, O(machines) at worst.

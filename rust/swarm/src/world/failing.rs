@@ -26,6 +26,7 @@ impl World {
             FaultKind::TransferStall => self.strike_transfer(None, true),
             FaultKind::Cancel => self.strike_client(None),
             FaultKind::Restart { gap_ns } => self.strike_cluster(Some(gap_ns), 0),
+            FaultKind::Outage { machine, gap_ns } => self.strike_both(machine, gap_ns),
             FaultKind::Replace { overlap_ns } => self.strike_cluster(None, overlap_ns),
         };
         self.out.faults += u64::from(hits);
@@ -55,6 +56,9 @@ impl World {
             }
             FaultKind::Drain { leaves_after_ns, .. } => {
                 return self.strike(FaultKind::Drain { machine, leaves_after_ns });
+            }
+            FaultKind::Outage { gap_ns, .. } => {
+                return self.strike(FaultKind::Outage { machine, gap_ns });
             }
             FaultKind::Restart { .. } | FaultKind::Replace { .. } => return self.strike(kind),
         };
@@ -254,6 +258,11 @@ impl World {
             }
         }
         self.tell_cluster(host, &ClusterEvent::Cancel { request });
+    }
+
+    /// Neither hears of the other's death.
+    fn strike_both(&mut self, place: u64, gap_ns: u64) -> bool {
+        self.serving.is_some() && self.strike_crash(place, None) && self.strike_cluster(Some(gap_ns), 0)
     }
 
     fn strike_cluster(&mut self, gap_ns: Option<u64>, overlap_ns: u64) -> bool {

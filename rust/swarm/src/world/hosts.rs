@@ -285,6 +285,7 @@ impl World {
             }
         }
         self.check_known(old, &next.held);
+        self.check_copies(old, &next.held);
         self.hosts.push(next);
         self.out.counters.restarts += 1;
         self.serving = None;
@@ -303,11 +304,11 @@ impl World {
         true
     }
 
-    /// The requests whose `Abort` or `Release` is on its way to a machine, from whichever Cluster.
+    /// The requests whose `Abort` or `Release` is on its way to a machine, from whichever Cluster it listens to.
     fn dropped_on(&self, id: MachineId) -> BTreeSet<usize> {
-        let to = Node::Machine(id);
-        let is_to = |from: &Node, of: &Node| matches!(from, Node::Cluster(_)) && *of == to;
-        let wires = self.wires.iter().filter(|((from, of, _), _)| is_to(from, of));
+        let session = self.places[id.index as usize].session;
+        let is_to = |at: &Node, of: u64| *at == Node::Machine(id) && Some(of) == session;
+        let wires = self.wires.iter().filter(|((_, at, of), _)| is_to(at, *of));
         let aborted = wires.flat_map(|(_, wire)| wire).filter_map(|message| match message {
             Message::Command { command: Command::Abort { key } | Command::Release { key }, .. } => Some(*key),
             _ => None,
@@ -323,16 +324,43 @@ impl World {
         held.map(|claim| self.places[id.index as usize].contexts[&claim.key].owner).collect()
     }
 
+    /// Whether the session between a Cluster and a machine holds on both sides, and the machine has never dropped what it
+    /// had for want of one.
+    fn reaches(&self, host: usize, id: &MachineId) -> bool {
+        let sessions = &self.hosts[host].sessions;
+        let session = sessions.get(id).filter(|session| !self.broken.contains(session));
+        let place = &self.places[id.index as usize];
+        let one = session.is_some() && session == place.session.as_ref();
+        self.machine(*id).is_some() && one && !place.dropped && place.orphaned_at.is_none()
+    }
+
+    /// Who is said to know a request does, unless the machine is out of reach or a word about it on its way.
+    fn check_copies(&self, host: usize, held: &BTreeMap<usize, BTreeSet<MachineId>>) {
+        let of = &self.hosts[host];
+        for (request, live) in &of.live {
+            let holds = |id: &MachineId| held.get(&live.owner).is_some_and(|holders| holders.contains(id));
+            for id in of.cluster.known_to(*request) {
+                let (here, there) = (Node::Cluster(host), Node::Machine(id));
+                let between = |(from, to, _): &(Node, Node, u64)| {
+                    (*from, *to) == (here, there) || (*from, *to) == (there, here)
+                };
+                let on_its_way = || {
+                    let mut wires = self.wires.iter().filter(|(wire, _)| between(wire));
+                    wires.any(|(_, wire)| wire.iter().any(|message| message.is_about(*request)))
+                };
+                assert!(
+                    holds(&id) || !self.reaches(host, &id) || on_its_way(),
+                    "{request:?} is said to be known to {id:?}, and is not: {live:?}"
+                );
+            }
+        }
+    }
+
     /// A request that no machine holds is one whose word is on its way, whose machine is gone or out of reach, or that
     /// no machine could be told of.
     fn check_known(&self, host: usize, held: &BTreeMap<usize, BTreeSet<MachineId>>) {
         let of = &self.hosts[host];
-        let reach = |id: &MachineId| {
-            let session = of.sessions.get(id).filter(|session| !self.broken.contains(session));
-            let place = &self.places[id.index as usize];
-            let one = session.is_some() && session == place.session.as_ref();
-            self.machine(*id).is_some() && one && !place.dropped
-        };
+        let reach = |id: &MachineId| self.reaches(host, id);
         let up = |index| of.cluster.load(index).is_some_and(|load| load.state == MachineState::Up);
         let any_up = (0..of.cluster.machines_len()).any(up);
         // A source hands over to a machine that this Cluster has not met yet, and that gives everything up meanwhile.

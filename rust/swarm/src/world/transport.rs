@@ -138,9 +138,17 @@ impl World {
         }
         // One that is being stopped may fail instead: either way it is over.
         self.fail_transfer(transfer, false);
-        if let Some(record) = self.transfers.remove(&transfer) {
+        let is_last = self.is_last(transfer);
+        if let Some(record) = self.transfers.remove(&transfer).filter(|_| is_last) {
             self.tell_machine(record.from, &MachineEvent::TransferFailed { key: record.key });
         }
+    }
+
+    /// Whether no later transfer of a leg of this name has begun: the outcome of an earlier one is told to nobody.
+    fn is_last(&self, transfer: u64) -> bool {
+        let name = |record: &Transfer| (record.key, record.from);
+        let of = self.transfers.get(&transfer).map(name);
+        self.transfers.range(transfer + 1..).all(|(_, later)| Some(name(later)) != of)
     }
 
     pub(super) fn stop_put(&mut self, from: MachineId, key: LegKey) {

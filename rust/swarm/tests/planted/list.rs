@@ -321,4 +321,32 @@ pub(crate) const BUGS: &[Bug] = &[
         wrong: "        let _ = Self::stop_stalled;\n",
         what: "a transfer that stands still is not stopped",
     },
+    Bug {
+        name: "handed-over-and-forgotten",
+        file: "machine/abort.rs",
+        right: "            self.keep_handed_over(key, leg.order, leg.work, to);\n",
+        wrong: "            let _ = (to, Self::keep_handed_over);\n",
+        what: "a machine that has handed a leg over does not keep the request",
+    },
+    Bug {
+        name: "kept-for-a-dead-attempt",
+        file: "machine/abort.rs",
+        right: "        self.forget_outcome(key);\n",
+        wrong: "        let _ = Self::forget_outcome;\n",
+        what: "a machine keeps what became of a leg that was given up",
+    },
+    Bug {
+        name: "said-to-be-kept",
+        file: "cluster/copies.rs",
+        right: "        self.command(machine, None, Command::Keep { key, order, work }, actions);\n",
+        wrong: "        let _ = (machine, Command::Keep { key, order, work }, actions);\n",
+        what: "a request is taken for kept by a machine that was not asked",
+    },
+    Bug {
+        name: "one-copy-after-a-loss",
+        file: "cluster/recovery.rs",
+        right: "            }\n            self.cover(slot, actions);\n",
+        wrong: "            }\n",
+        what: "where a machine that knew a request is lost, no other is asked to keep it",
+    },
 ];
