@@ -326,12 +326,12 @@ impl World {
 
     /// Whether the session between a Cluster and a machine holds on both sides, and the machine has never dropped what it
     /// had for want of one.
-    fn reaches(&self, host: usize, id: &MachineId) -> bool {
+    fn reaches(&self, host: usize, id: MachineId) -> bool {
         let sessions = &self.hosts[host].sessions;
-        let session = sessions.get(id).filter(|session| !self.broken.contains(session));
+        let session = sessions.get(&id).filter(|session| !self.broken.contains(session));
         let place = &self.places[id.index as usize];
         let one = session.is_some() && session == place.session.as_ref();
-        self.machine(*id).is_some() && one && !place.dropped && place.orphaned_at.is_none()
+        self.machine(id).is_some() && one && !place.dropped && place.orphaned_at.is_none()
     }
 
     /// Who is said to know a request does, unless the machine is out of reach or a word about it on its way.
@@ -349,7 +349,7 @@ impl World {
                     wires.any(|(_, wire)| wire.iter().any(|message| message.is_about(*request)))
                 };
                 assert!(
-                    holds(&id) || !self.reaches(host, &id) || on_its_way(),
+                    holds(&id) || !self.reaches(host, id) || on_its_way(),
                     "{request:?} is said to be known to {id:?}, and is not: {live:?}"
                 );
             }
@@ -360,7 +360,7 @@ impl World {
     /// no machine could be told of.
     fn check_known(&self, host: usize, held: &BTreeMap<usize, BTreeSet<MachineId>>) {
         let of = &self.hosts[host];
-        let reach = |id: &MachineId| self.reaches(host, id);
+        let reach = |id: &MachineId| self.reaches(host, *id);
         let up = |index| of.cluster.load(index).is_some_and(|load| load.state == MachineState::Up);
         let any_up = (0..of.cluster.machines_len()).any(up);
         // A source hands over to a machine that this Cluster has not met yet, and that gives everything up meanwhile.
