@@ -81,6 +81,7 @@ impl Cluster {
     }
 
     /// A machine has a record of a request. Of more than are needed the oldest is released.
+    #[inline]
     pub(super) fn note_keeper(&mut self, slot: u32, keeper: Keeper, actions: &mut Vec<ClusterAction>) {
         let keepers = &mut self.requests.get_mut(slot).keepers;
         if let Some(vacant) = keepers.iter_mut().find(|keeper| keeper.is_none()) {
@@ -96,11 +97,9 @@ impl Cluster {
     /// A leg is on its way to a machine: what that one keeps of the request it need not any more.
     #[inline]
     pub(super) fn runs_at(&mut self, slot: u32, machine: MachineId, actions: &mut Vec<ClusterAction>) {
-        let request = self.requests.get(slot);
-        if request.is_kept_by(machine) {
-            let id = request.arrival.request;
+        if self.requests.get(slot).keepers[0].is_some() {
             let keeper = self.drop_keeper(slot, |keeper| keeper.machine == machine);
-            self.release_keeper(id, keeper, actions);
+            self.release_keeper(self.requests.get(slot).arrival.request, keeper, actions);
         }
     }
 

@@ -188,7 +188,10 @@ impl Cluster {
             legs: legs.map(|leg| leg.map(|leg| self.told(&leg))),
             why,
         }));
-        self.cover(slot, actions);
+        // Both legs' machines know it, if both were told.
+        if legs[1].is_none() || self.config.reserve != Reserve::AtArrival {
+            self.cover(slot, actions);
+        }
     }
 
     /// Cuts a request into legs for the chosen pair.

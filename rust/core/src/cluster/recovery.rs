@@ -241,7 +241,9 @@ impl Cluster {
         if !self.requests.get(slot).legs[1].as_ref().is_some_and(WatchedLeg::is_ready) {
             self.handed_over_early(slot, to, actions);
         }
-        self.cover(slot, actions);
+        if to.is_none() {
+            self.cover(slot, actions);
+        }
     }
 
     /// Whoever has the KV has not told us yet, and may be another than we think.

@@ -26,7 +26,7 @@ pub use plan::{BatchPlan, Prefill};
 use crate::config::{ConfigError, MachineConfig};
 use crate::error::{Applied, EventError};
 use crate::event::{MachineAction, MachineEvent};
-use crate::id::{AssignmentSeq, Epoch, LegKey, MachineId, Order};
+use crate::id::{AssignmentSeq, Epoch, IdMap, LegKey, MachineId, Order};
 use crate::kv::BlockPool;
 use crate::leg::{Command, LegState, Notice, Report, Work};
 use crate::time::Time;
@@ -103,7 +103,8 @@ pub struct Machine {
     sending: u32,
     sends_waiting: VecDeque<LegKey>,
     /// Requests kept without a leg, until the Cluster releases them.
-    kept: BTreeMap<LegKey, Kept>,
+    #[cfg_attr(feature = "serde", serde(with = "crate::id::id_map"))]
+    kept: IdMap<LegKey, Kept>,
     /// Transfers by the time they will have taken too long; one that has ended leaves when it is first in line.
     stalls: VecDeque<(Time, LegKey)>,
     /// Since when there is work and none of it finds room.
@@ -148,7 +149,7 @@ impl Machine {
             grants_waiting: VecDeque::new(),
             sending: 0,
             sends_waiting: VecDeque::new(),
-            kept: BTreeMap::new(),
+            kept: IdMap::default(),
             stalls: VecDeque::new(),
             stuck_since: None,
             epoch: Epoch(0),
