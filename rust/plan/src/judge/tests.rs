@@ -185,7 +185,8 @@ fn ranks_are_whole_where_they_should_be() {
     }
 }
 
-/// Found by the property below: all had ended, and only the events after the last end were missing.
+/// Found by the property below: all had ended, and only the events after the last end were missing. The limit is so little
+/// below what is found that only the end itself can tell.
 #[test]
 fn a_run_that_its_last_request_decides_is_whole() {
     let options = Options {
@@ -194,7 +195,7 @@ fn a_run_that_its_last_request_decides_is_whole() {
         arrivals: Some("bursty".into()),
         ..options("1xdgx-h100", "2xdgx-a100", 1.0, 5)
     };
-    let limit = Limit { metric: Metric::E2eS, percentile: 90.0, below: 15.282_739_466_316_885 };
+    let limit = Limit { metric: Metric::E2eS, percentile: 90.0, below: 20.383 };
     let slo = set(vec![class("all", None, vec![limit], Vec::new())]);
     let (whole, cut) = (judged(&options, &slo, true), judged(&options, &slo, false));
     assert_eq!((whole.met, whole.cut_short), (false, false));
