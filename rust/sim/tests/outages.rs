@@ -50,7 +50,11 @@ fn a_machine_that_dies_while_there_is_no_cluster_costs_only_what_it_held() {
         let FaultReport { resume, restart } = faults(&report);
         assert_eq!((finished(&runs[0]), finished(&runs[1])), (50, 50));
         assert_eq!((resume.crashes, resume.cluster_restarts), (1, 1), "{repair}");
-        assert_eq!((resume.adopted, resume.resubmitted), (25, 25), "half of them decode there");
+        assert_eq!(
+            (resume.adopted, resume.resubmitted),
+            (50, 0),
+            "half of them from the record at their source"
+        );
         assert_eq!((resume.resumed, resume.restarted, resume.failed), (25, 0, 0), "{repair}");
         let lost: u64 = (0..50).map(|id| 200 + runs[0].given_before(id, 10_500_000_000) - 1).sum::<u64>() / 2;
         assert_eq!(resume.lost_tokens, lost, "{repair}");
@@ -103,7 +107,7 @@ fn a_request_that_no_machine_had_heard_of_is_submitted_again() {
     let (report, runs) = watch(Split("1xdgx-h100", "1xdgx-h100"), &rows, "kill=cluster@1", slow);
     let resume = faults(&report).resume;
     assert_eq!((resume.adopted, resume.resubmitted, resume.restarted), (1, 1, 1));
-    assert_eq!((finished(&runs[0]), report.rows[1].attempts), (2, 1));
+    assert_eq!((finished(&runs[0]), report.rows[1].attempts), (2, 2));
     assert!(report.rows[1].ttft_ns > 2 * SECOND_NS);
 }
 
@@ -160,7 +164,8 @@ fn a_request_that_is_kept_on_one_machine_goes_on_where_it_runs() {
     let resume = faults(&report).resume;
     assert_eq!((resume.cluster_restarts, resume.adopted, resume.resubmitted), (2, 100, 0), "{resume:?}");
     assert_eq!((resume.resumed, resume.restarted), (16, 0), "{resume:?}");
-    assert!(report.rows.iter().all(|row| [1, 3].contains(&row.attempts)));
+    let placed: Vec<u32> = report.rows.iter().map(|row| row.attempts).collect();
+    assert!(placed.iter().all(|times| [1, 2].contains(times)), "{placed:?}");
     assert_eq!((finished(&runs[0]), finished(&runs[1])), (50, 50));
 }
 

@@ -181,6 +181,10 @@ impl Cluster {
             self.expect(slot);
         }
         self.command_first(slot, actions);
+        // Both legs' machines know it, if both were told.
+        if legs[1].is_none() || self.config.reserve != Reserve::AtArrival {
+            self.cover(slot, actions);
+        }
         self.counters.placed += 1;
         actions.push(ClusterAction::Placed(Placement {
             request: placed.0,
@@ -188,10 +192,6 @@ impl Cluster {
             legs: legs.map(|leg| leg.map(|leg| self.told(&leg))),
             why,
         }));
-        // Both legs' machines know it, if both were told.
-        if legs[1].is_none() || self.config.reserve != Reserve::AtArrival {
-            self.cover(slot, actions);
-        }
     }
 
     /// Cuts a request into legs for the chosen pair.

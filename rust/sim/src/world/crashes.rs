@@ -251,6 +251,9 @@ impl<O: Observer> World<O> {
             let tokens = self.computed_tokens(each, self.machines.iter().chain(lost));
             let delivered = self.delivered(key.request);
             let Some(crashes) = &mut self.crashes else { return };
+            if crashes.outage.is_shut() {
+                crashes.outage.met.insert(request);
+            }
             if now.is_none() {
                 crashes.tally.failed += 1;
                 crashes.lost_tokens.remove(&request);

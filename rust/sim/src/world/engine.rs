@@ -91,7 +91,9 @@ pub(super) struct Stream {
     gap_max_ns: u64,
     pub(super) prompt_machine: i32,
     pub(super) token_machine: i32,
+    /// Its last attempt, by number; 0 until it is placed.
     pub(super) attempts: u32,
+    placed: u32,
     pub(super) outcome: Outcome,
     /// Its last attempt has not yet made a token that the client did not have.
     pub(super) is_behind: bool,
@@ -111,6 +113,7 @@ impl Stream {
             prompt_machine: -1,
             token_machine: -1,
             attempts: 0,
+            placed: 0,
             outcome: Outcome::Unfinished,
             is_behind: false,
             transfer: None,
@@ -158,6 +161,7 @@ impl Stream {
             self.is_behind = true;
         }
         self.attempts = placement.attempt.0;
+        self.placed += 1;
     }
 
     /// It has its last token. Returns the leg that ends.
@@ -178,7 +182,7 @@ impl Stream {
             tbt_max_ns: if self.gap_max_ns > 0 { self.gap_max_ns } else { NO_TIME_NS },
             prompt_machine: self.prompt_machine,
             token_machine: self.token_machine,
-            attempts: self.attempts,
+            attempts: self.placed,
             outcome: self.outcome,
         }
     }

@@ -8,7 +8,7 @@
 //! Where requests restart, machines lose what they hold with the Cluster, as where nobody can say what they hold, and
 //! every request is submitted again from its prompt.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use splitcore_core::cluster::Cluster;
 use splitcore_core::config::{ClusterConfig, SECOND_NS};
@@ -49,6 +49,8 @@ pub(super) struct Outage {
     resubmits: bool,
     /// Some request was submitted later than others that arrived after it.
     pub(super) is_out_of_order: bool,
+    /// Requests that lost their placement in the grace time, and were counted then.
+    pub(super) met: BTreeSet<u32>,
     /// What machines register, while it is on its way.
     pub(super) registrations: BTreeMap<u32, Registration>,
     /// Output tokens that were part of the prompt when the gateway submitted a request again, if any were.
@@ -70,6 +72,7 @@ impl Outage {
             stage: Stage::Open,
             resubmits: false,
             is_out_of_order: false,
+            met: BTreeSet::new(),
             registrations: BTreeMap::new(),
             submitted_after: BTreeMap::new(),
             pool_moves: PoolMoves::default(),
@@ -181,6 +184,7 @@ impl<O: Observer> World<O> {
         self.log(14, 0, u64::from(epoch.0));
         let Some(crashes) = &mut self.crashes else { return Ok(()) };
         crashes.outage.stage = Stage::Grace;
+        crashes.outage.met.clear();
         let slo = crashes.outage.slo;
         for machine in 0..self.machines.len() as u32 {
             if self.is_up(machine) {
@@ -220,22 +224,24 @@ impl<O: Observer> World<O> {
         let Some(crashes) = &mut self.crashes else { return Ok(()) };
         let Some(registration) = crashes.outage.registrations.remove(&machine) else { return Ok(()) };
         self.log(29, machine, registration.claims.len() as u64);
-        let requests: Vec<RequestId> = registration.claims.iter().map(|claim| claim.key.request).collect();
+        let claimed = registration.claims.iter().map(|claim| claim.key.request);
+        let is_over = |request: &RequestId| self.streams[request.0 as usize].outcome != Outcome::Unfinished;
+        let mut over: Vec<RequestId> = claimed.filter(is_over).collect();
+        over.retain(|&request| self.cluster.attempt(request).is_none());
         let before = self.cluster.counters().adopted;
         self.tell_cluster(&ClusterEvent::Register(registration))?;
-        let mut adopted = self.cluster.counters().adopted - before;
+        over.retain(|&request| self.cluster.attempt(request).is_some());
+        let adopted = self.cluster.counters().adopted - before;
+        if let Some(crashes) = &mut self.crashes {
+            crashes.tally.adopted += adopted.saturating_sub(over.len() as u64);
+        }
         if self.cluster.is_recovering() {
             self.tell_progress()?;
         }
-        for request in requests {
-            let is_over = self.streams[request.0 as usize].outcome != Outcome::Unfinished;
-            if is_over && self.cluster.attempt(request).is_some() {
+        for request in over {
+            if self.cluster.attempt(request).is_some() {
                 self.tell_cluster(&ClusterEvent::Cancel { request })?;
-                adopted = adopted.saturating_sub(1);
             }
-        }
-        if let Some(crashes) = &mut self.crashes {
-            crashes.tally.adopted += adopted;
         }
         Ok(())
     }
@@ -244,8 +250,8 @@ impl<O: Observer> World<O> {
     #[cold]
     pub(super) fn tick_shut(&mut self) -> Result<(), SimError> {
         let mut before = self.tell_progress()?;
-        // A request without any leg was lost with a machine, and counted then.
-        before.retain(|each| self.machines.iter().any(|machine| machine.leg(each.key).is_some()));
+        let Some(crashes) = &self.crashes else { return Ok(()) };
+        before.retain(|each| !crashes.outage.met.contains(&(each.key.request.0 as u32)));
         self.tell_cluster(&ClusterEvent::Tick)?;
         self.count_faults(&before, None);
         if self.cluster.is_recovering() { Ok(()) } else { self.reopen() }
