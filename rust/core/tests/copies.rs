@@ -7,7 +7,7 @@ mod kit;
 use kit::*;
 use splitcore_core::config::ClusterConfig;
 use splitcore_core::event::{Arrival, Claim, ClusterEvent, Held, Role};
-use splitcore_core::id::{MachineId, RequestId};
+use splitcore_core::id::{MachineId, Order, RequestId};
 use splitcore_core::leg::{Command, Notice, Peer};
 use splitcore_core::placement::{Mode, Reserve};
 
@@ -68,6 +68,19 @@ fn what_was_handed_over_is_forgotten_where_the_cluster_gives_it_up() {
     assert_eq!(bench.machine.kept(), 1);
     bench.abort(1);
     assert_eq!(bench.machine.kept(), 0);
+}
+
+#[test]
+fn what_the_cluster_has_asked_to_keep_outlives_the_leg_that_it_gives_up_meanwhile() {
+    let mut bench = Bench::new(100);
+    bench.compute(1, source(4));
+    bench.send(1, id(1), Mode::Serialized);
+    bench.pass(&[]);
+    bench.grant(id(1), 1);
+    bench.command(Command::Keep { key: key(1), order: Order(1), work: whole(4) });
+    bench.peer(id(1), Peer::Landed { key: key(1) });
+    bench.abort(1);
+    assert_eq!(bench.machine.claims().iter().map(|claim| claim.held).collect::<Vec<_>>(), [Held::Kept]);
 }
 
 #[test]

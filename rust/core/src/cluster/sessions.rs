@@ -9,7 +9,7 @@ use super::machines::Closing;
 use super::{Booking, Cluster, MachineState};
 use crate::error::{Applied, EventError};
 use crate::event::{Claim, ClusterAction, Held, Registration};
-use crate::id::{AssignmentSeq, LegKey, MachineId, Order};
+use crate::id::{AssignmentSeq, LegKey, MachineId, Order, RequestId};
 use crate::leg::{Command, Compute, Report};
 
 /// Places for machines. They register in any order, so that one can leave places before it for others to come, but
@@ -250,8 +250,9 @@ impl Cluster {
         actions: &mut Vec<ClusterAction>,
     ) -> BTreeSet<LegKey> {
         let machine = registration.join.machine;
+        let runs_here: BTreeSet<RequestId> = here.iter().map(|key| key.request).collect();
         let kept = registration.claims.iter().filter(|claim| claim.held == Held::Kept);
-        let kept = kept.filter(|claim| !here.iter().any(|key| key.request == claim.key.request));
+        let kept = kept.filter(|claim| !runs_here.contains(&claim.key.request));
         let has: BTreeSet<(LegKey, Order)> = kept.clone().map(|claim| (claim.key, claim.order)).collect();
         let slots: Vec<u32> = self.requests.iter().map(|(slot, _)| slot).collect();
         for slot in slots {

@@ -97,9 +97,11 @@ impl Machine {
         Applied::Yes
     }
 
-    /// A leg's KV is on another machine: what was asked stays here until the Cluster has seen its end.
+    /// A leg's KV is on another machine: what was asked stays here until the Cluster has seen its end. Where the Cluster
+    /// has asked for it already, it is about to give the leg up, and the record is to outlive that.
     pub(super) fn keep_handed_over(&mut self, key: LegKey, order: Order, work: Work, to: MachineId) {
-        self.kept.insert(key, Kept { order, work, why: WhyKept::HandedOver(to) });
+        let handed_over = Kept { order, work, why: WhyKept::HandedOver(to) };
+        let _ = self.kept.entry(key).or_insert(handed_over);
     }
 
     /// A request has ended here: until the Cluster says that it knows. One to be kept is about to be given up, and its
