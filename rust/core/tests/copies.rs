@@ -39,13 +39,19 @@ fn a_handoff_is_known_to_both_machines_until_it_ends() {
     assert_eq!(kept_and_released(&told), (vec![], vec![1, 0]));
 }
 
-#[test]
-fn a_machine_that_has_handed_over_keeps_the_request_until_it_is_released() {
+/// A machine whose leg is on its way to another one.
+fn sending() -> Bench {
     let mut bench = Bench::new(100);
     bench.compute(1, source(4));
     bench.send(1, id(1), Mode::Serialized);
     bench.pass(&[]);
     bench.grant(id(1), 1);
+    bench
+}
+
+#[test]
+fn a_machine_that_has_handed_over_keeps_the_request_until_it_is_released() {
+    let mut bench = sending();
     bench.peer(id(1), Peer::Landed { key: key(1) });
     let kept = |claim: &Claim| (claim.key, claim.work.prompt_tokens, claim.held);
     assert_eq!(bench.machine.claims().iter().map(kept).collect::<Vec<_>>(), [(key(1), 4, Held::Kept)]);
@@ -59,11 +65,7 @@ fn a_machine_that_has_handed_over_keeps_the_request_until_it_is_released() {
 
 #[test]
 fn what_was_handed_over_is_forgotten_where_the_cluster_gives_it_up() {
-    let mut bench = Bench::new(100);
-    bench.compute(1, source(4));
-    bench.send(1, id(1), Mode::Serialized);
-    bench.pass(&[]);
-    bench.grant(id(1), 1);
+    let mut bench = sending();
     bench.peer(id(1), Peer::Landed { key: key(1) });
     assert_eq!(bench.machine.kept(), 1);
     bench.abort(1);
@@ -72,11 +74,7 @@ fn what_was_handed_over_is_forgotten_where_the_cluster_gives_it_up() {
 
 #[test]
 fn what_the_cluster_has_asked_to_keep_outlives_the_leg_that_it_gives_up_meanwhile() {
-    let mut bench = Bench::new(100);
-    bench.compute(1, source(4));
-    bench.send(1, id(1), Mode::Serialized);
-    bench.pass(&[]);
-    bench.grant(id(1), 1);
+    let mut bench = sending();
     bench.command(Command::Keep { key: key(1), order: Order(1), work: whole(4) });
     bench.peer(id(1), Peer::Landed { key: key(1) });
     bench.abort(1);
