@@ -15,8 +15,7 @@ impl Cluster {
         let Some(request) = self.requests.find(request).map(|slot| self.requests.get(slot)) else {
             return Vec::new();
         };
-        let told = request.legs.iter().flatten().filter(|leg| leg.booking.sent).filter_map(|leg| leg.machine);
-        let mut known: Vec<MachineId> = told.collect();
+        let mut known: Vec<MachineId> = request.run_by().collect();
         for keeper in request.keepers.iter().flatten() {
             if !known.contains(&keeper.machine) {
                 known.push(keeper.machine);
@@ -66,9 +65,9 @@ impl Cluster {
         if !self.is_managed() || request.keepers.iter().any(Option::is_some) {
             return;
         }
-        let told = request.legs.iter().flatten().filter(|leg| leg.booking.sent).filter_map(|leg| leg.machine);
         let reachable = |id: &MachineId| self.machines[id.index as usize].away_since.is_none();
-        if let Some(machine) = told.into_iter().find(reachable) {
+        let told = request.run_by().find(reachable);
+        if let Some(machine) = told {
             self.keep_at(slot, machine, actions);
         }
     }
@@ -103,6 +102,7 @@ impl Cluster {
         }
     }
 
+    /// A machine that was taken off the keepers of a request may forget it.
     #[inline]
     pub(super) fn release_keeper(
         &mut self,

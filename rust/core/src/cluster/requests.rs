@@ -126,9 +126,13 @@ impl Request {
         self.keepers.iter().flatten().any(|keeper| keeper.machine == machine)
     }
 
-    /// Whether a leg of it was sent to a machine.
+    /// The machines that a leg of it was sent to.
+    pub(crate) fn run_by(&self) -> impl Iterator<Item = MachineId> {
+        self.legs.iter().flatten().filter(|leg| leg.booking.sent).filter_map(|leg| leg.machine)
+    }
+
     pub(crate) fn is_run_by(&self, machine: MachineId) -> bool {
-        self.legs.iter().flatten().any(|leg| leg.machine == Some(machine) && leg.booking.sent)
+        self.run_by().any(|id| id == machine)
     }
 
     /// Machines that know it, or are about to: its legs', and those that keep it. More than `COPIES` are not counted.

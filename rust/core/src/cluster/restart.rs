@@ -2,7 +2,8 @@
 //! register, and each leg or kept request they claim becomes a live request again. Nothing is placed until it ends.
 //! Then what is still incomplete counts as lost with the machines that have not registered, and is placed again.
 //!
-//! A claim of a machine that registers later is for nothing any more: its machine counted as lost.
+//! A leg that a machine claims later is for nothing any more: its machine counted as lost. A record is one copy more of
+//! its request.
 
 use super::Cluster;
 use super::machines::Booking;

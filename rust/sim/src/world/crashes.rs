@@ -328,7 +328,7 @@ impl<O: Observer> World<O> {
         }
         let id = RequestId(u64::from(request));
         if let Some(Attempt(attempt)) = self.cluster.attempt(id) {
-            self.streams[request as usize].attempts = attempt;
+            self.streams[request as usize].attempt = attempt;
         }
         let delivered = self.delivered(id).unwrap_or(0);
         if let Some(crashes) = self.crashes.as_mut().filter(|_| delivered > 0) {

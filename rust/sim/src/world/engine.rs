@@ -92,7 +92,7 @@ pub(super) struct Stream {
     pub(super) prompt_machine: i32,
     pub(super) token_machine: i32,
     /// Its last attempt, by number; 0 until it is placed.
-    pub(super) attempts: u32,
+    pub(super) attempt: u32,
     placed: u32,
     pub(super) outcome: Outcome,
     /// Its last attempt has not yet made a token that the client did not have.
@@ -112,7 +112,7 @@ impl Stream {
             gap_max_ns: 0,
             prompt_machine: -1,
             token_machine: -1,
-            attempts: 0,
+            attempt: 0,
             placed: 0,
             outcome: Outcome::Unfinished,
             is_behind: false,
@@ -141,7 +141,7 @@ impl Stream {
 
     /// Whether an attempt is the live one of a request that is not over.
     pub(super) fn is_live(&self, attempt: Attempt) -> bool {
-        self.attempts == attempt.0 && self.outcome == Outcome::Unfinished
+        self.attempt == attempt.0 && self.outcome == Outcome::Unfinished
     }
 
     /// Tokens that the client has.
@@ -155,19 +155,19 @@ impl Stream {
         let machine = |id: Option<MachineId>| id.map_or(-1, |id| id.index.cast_signed());
         self.prompt_machine = machine(placement.prompt());
         self.token_machine = machine(placement.token());
-        if self.attempts > 0 {
+        if self.attempt > 0 {
             self.again = self.given(request) - delivered;
             self.left = request.output_tokens - delivered;
             self.is_behind = true;
         }
-        self.attempts = placement.attempt.0;
+        self.attempt = placement.attempt.0;
         self.placed += 1;
     }
 
     /// It has its last token. Returns the leg that ends.
     fn finish(&mut self, request: u32) -> LegKey {
         self.outcome = Outcome::Finished;
-        LegKey { request: RequestId(u64::from(request)), attempt: Attempt(self.attempts) }
+        LegKey { request: RequestId(u64::from(request)), attempt: Attempt(self.attempt) }
     }
 
     pub(super) fn row(&self, id: u64, request: &TraceRequest) -> RequestRow {

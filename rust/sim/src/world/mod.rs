@@ -287,14 +287,14 @@ impl<O: Observer> World<O> {
             }
             ClusterAction::Placed(placement) => {
                 let at = placement.request.0 as usize;
-                let delivered = if self.streams[at].attempts > 0 { self.give_up(at as u32) } else { 0 };
+                let delivered = if self.streams[at].attempt > 0 { self.give_up(at as u32) } else { 0 };
                 let stream = &mut self.streams[at];
                 stream.place(&placement, &self.requests[at], delivered);
                 let pair = (stream.prompt_machine as u32, stream.token_machine as u32);
                 self.log(4, pair.0, u64::from(pair.1));
             }
             // The gateway submits again what was accepted once.
-            ClusterAction::Rejected { request, .. } if self.streams[request.0 as usize].attempts > 0 => {}
+            ClusterAction::Rejected { request, .. } if self.streams[request.0 as usize].attempt > 0 => {}
             ClusterAction::Rejected { request, reason } => {
                 self.count_rejection(reason);
                 self.log(5, 0, request.0);
@@ -314,7 +314,7 @@ impl<O: Observer> World<O> {
             ClusterAction::Parked { request } => {
                 // One that a new Cluster takes over from its keeper may have a leg that registers later.
                 let attempt = self.cluster.attempt(request).map_or(0, |attempt| attempt.0);
-                if attempt > self.streams[request.0 as usize].attempts {
+                if attempt > self.streams[request.0 as usize].attempt {
                     self.give_up(request.0 as u32);
                 }
             }

@@ -127,7 +127,7 @@ impl<O: Observer> World<O> {
         }
         for at in 0..self.next_arrival {
             let stream = &mut self.streams[at];
-            if stream.outcome != Outcome::Unfinished || stream.attempts == 0 {
+            if stream.outcome != Outcome::Unfinished || stream.attempt == 0 {
                 continue;
             }
             stream.is_behind = true;
@@ -145,7 +145,7 @@ impl<O: Observer> World<O> {
     /// KV tokens of a request's live attempt, if these machines have them.
     fn tokens_on<'a>(&self, at: usize, machines: impl Iterator<Item = &'a Machine>) -> u32 {
         let (stream, of) = (&self.streams[at], &self.requests[at]);
-        let key = LegKey { request: RequestId(at as u64), attempt: Attempt(stream.attempts) };
+        let key = LegKey { request: RequestId(at as u64), attempt: Attempt(stream.attempt) };
         self.crashes.as_ref().map_or(0, |crashes| {
             self.computed_tokens(&crashes.before(key, of.output_tokens - stream.left), machines)
         })
@@ -264,7 +264,7 @@ impl<O: Observer> World<O> {
             let (request, stream) = (RequestId(at as u64), &self.streams[at]);
             let Some(attempt) = self.cluster.attempt(request) else { continue };
             // A later attempt was on its way when the Cluster died, and this one makes no tokens any more.
-            if stream.outcome == Outcome::Unfinished && attempt.0 < stream.attempts {
+            if stream.outcome == Outcome::Unfinished && attempt.0 < stream.attempt {
                 let key = LegKey { request, attempt };
                 self.tell_cluster(&ClusterEvent::Fact(Notice::Relief { key }))?;
             }
@@ -303,7 +303,7 @@ impl<O: Observer> World<O> {
 
     fn submit(&mut self, at: usize) -> Result<(), SimError> {
         let (of, stream, request) = (self.requests[at], &self.streams[at], at as u32);
-        let was_accepted = stream.attempts > 0;
+        let was_accepted = stream.attempt > 0;
         let given = stream.given(&of);
         let Some(crashes) = &mut self.crashes else { return Ok(()) };
         let after = if crashes.recovery == Recovery::Resume { given } else { 0 };
@@ -329,7 +329,7 @@ impl<O: Observer> World<O> {
     pub(super) fn count_unheard(&mut self, lost: &Machine) {
         for at in 0..self.next_arrival {
             let stream = &self.streams[at];
-            if stream.outcome != Outcome::Unfinished || stream.attempts == 0 {
+            if stream.outcome != Outcome::Unfinished || stream.attempt == 0 {
                 continue;
             }
             let tokens = self.tokens_on(at, std::iter::once(lost));

@@ -159,8 +159,8 @@ fn machine_lost(state: LegState, part: Part, tests: [&'static str; 4]) -> Cell {
     }
     match part {
         Part::Handed => handled(
-            "nothing: the destination has the KV and the first token (had it not told the Cluster yet: a \
-             fault and the next attempt)",
+            "nothing, but that another machine keeps the request: the destination has the KV and the first \
+             token (had it not told the Cluster yet: a fault and the next attempt)",
             GONE,
             NOTHING,
             tests[1],
