@@ -118,6 +118,27 @@ fn a_source_whose_destination_is_named_later_is_not_alone_meanwhile() {
     assert_eq!(kept_and_released(&told), (vec![], vec![1]), "its leg says as much");
 }
 
+/// Found by `events_in_any_order_keep_the_books_and_the_rules`: its record was released for a leg it does not have.
+#[test]
+fn what_a_machine_says_of_a_leg_it_was_not_told_of_is_late() {
+    let config = ClusterConfig { reserve: Reserve::AtSourceDone, ..ClusterConfig::default() };
+    for notice in [
+        Notice::Reserved { key: key(1) },
+        Notice::Refused { key: key(1), report: report(1) },
+        Notice::Landed { key: key(1) },
+        Notice::Finished { key: key(1), tokens: 10 },
+        Notice::Gone { key: key(1) },
+    ] {
+        let mut head = Head::new(config.clone(), &PAIR);
+        head.place(1, 10, 10);
+        let late = head.cluster.counters().late;
+        assert_eq!(commands(&head.notice(1, notice)), [], "{notice:?}");
+        assert_eq!(head.cluster.counters().late, late + 1, "{notice:?}");
+        assert_eq!(known_to(&head, 1), [0, 1], "{notice:?}");
+        head.cluster.check().unwrap();
+    }
+}
+
 #[test]
 fn a_destination_that_refuses_still_keeps_the_request() {
     let config = ClusterConfig { reserve: Reserve::AtSourceDone, ..ClusterConfig::default() };

@@ -291,15 +291,24 @@ fn any_event(cluster: &Cluster, seq: u64, state: &mut u64) -> ClusterEvent {
     }
 }
 
-/// What an arrival was answered with is what the scans say, and a dry run says the same.
-fn check_choice(scan: &Scan, before: &Cluster, arrival: &Arrival, actions: &[ClusterAction]) {
-    let dry = before.dry_run(arrival).unwrap();
-    let rejected = actions.iter().find_map(|action| match action {
+fn rejection(actions: &[ClusterAction]) -> Option<Rejection> {
+    actions.iter().find_map(|action| match action {
         ClusterAction::Rejected { reason, .. } => Some(*reason),
         _ => None,
-    });
-    let placed = placement(actions);
-    assert_eq!(dry, placed.ok_or_else(|| rejected.unwrap()), "a dry run differs");
+    })
+}
+
+/// A dry run says what an arrival is answered with at the time up to which the Cluster has heard.
+fn check_dry_run(before: &Cluster, arrival: &Arrival) {
+    let (mut twin, mut actions) = (before.clone(), Vec::new());
+    let _ = twin.handle(before.now(), &ClusterEvent::Arrive(arrival.clone()), &mut actions).unwrap();
+    let answer = placement(&actions).ok_or_else(|| rejection(&actions).unwrap());
+    assert_eq!(before.dry_run(arrival).unwrap(), answer, "a dry run differs");
+}
+
+/// What an arrival was answered with is what the scans say.
+fn check_choice(scan: &Scan, before: &Cluster, arrival: &Arrival, actions: &[ClusterAction]) {
+    let (placed, rejected) = (placement(actions), rejection(actions));
     if before.config().policy == PolicyKind::PowerOfTwo {
         return;
     }
@@ -355,7 +364,10 @@ proptest! {
             prop_assert_eq!(counted, u64::from(applied == Ok(Applied::Late)), "{:?}", event);
             prop_assert_eq!(told(&before.counters(), &cluster.counters()), said(&actions), "{:?}", event);
             match event {
-                ClusterEvent::Arrive(arrival) => check_choice(&scan, &before, &arrival, &actions),
+                ClusterEvent::Arrive(arrival) => {
+                    check_dry_run(&before, &arrival);
+                    check_choice(&scan, &before, &arrival, &actions);
+                }
                 ClusterEvent::Join(join) => {
                     let at = join.machine.index as usize;
                     scan.weights.resize(scan.weights.len().max(at + 1), 1);

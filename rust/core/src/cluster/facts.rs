@@ -109,7 +109,8 @@ impl Cluster {
         self.go_home(machine, actions);
     }
 
-    /// The leg of a live attempt that runs on a machine; from an embedder, the first that `wanted` accepts.
+    /// The leg of a live attempt that was sent to a machine: of one that it was not told of it can say nothing yet.
+    /// From an embedder, the first that `wanted` accepts.
     pub(super) fn find_leg(
         &self,
         from: Option<u32>,
@@ -118,7 +119,7 @@ impl Cluster {
     ) -> Option<(u32, usize)> {
         let slot = self.requests.find_key(key)?;
         let on = |leg: &WatchedLeg| match from {
-            Some(machine) => leg.machine.is_some_and(|id| id.index == machine),
+            Some(machine) => leg.booking.sent && leg.machine.is_some_and(|id| id.index == machine),
             None => wanted(leg),
         };
         let legs = &self.requests.get(slot).legs;

@@ -116,7 +116,7 @@ impl Cluster {
         }
     }
 
-    /// What a placement would be, without making it.
+    /// What a placement would be, without making it, as of the time of the last event.
     ///
     /// # Errors
     /// As an arrival; the rejection is the inner error.

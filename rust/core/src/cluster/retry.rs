@@ -7,7 +7,7 @@ use super::pools::{Pick, Side};
 use super::requests::Request;
 use crate::error::Applied;
 use crate::event::{ClusterAction, Outcome};
-use crate::id::{LegKey, RequestId};
+use crate::id::{LegKey, MachineId, RequestId};
 use crate::leg::{Compute, Inbound};
 use crate::placement::{Reserve, Step};
 
@@ -22,7 +22,8 @@ impl Cluster {
     ) -> Applied {
         let Some(slot) = self.requests.find_key(key) else { return self.late() };
         let Some(mut leg) = self.requests.get(slot).legs[1] else { return self.late() };
-        let Some(machine) = leg.machine.filter(|id| Some(id.index) == from) else { return self.late() };
+        let was_told = |id: &MachineId| leg.booking.sent && Some(id.index) == from;
+        let Some(machine) = leg.machine.filter(was_told) else { return self.late() };
         self.counters.refused += 1;
         self.leave(slot, 1, actions);
         leg.machine = None;

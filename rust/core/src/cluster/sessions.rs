@@ -136,10 +136,7 @@ impl Cluster {
     /// the place in line tells the two requests apart.
     fn is_live_on(&self, claim: &Claim, machine: MachineId) -> bool {
         let request = self.requests.find_key(claim.key).map(|slot| self.requests.get(slot));
-        request.is_some_and(|request| {
-            request.order == claim.order
-                && request.legs.iter().flatten().any(|leg| leg.machine == Some(machine))
-        })
+        request.is_some_and(|request| request.order == claim.order && request.is_run_by(machine))
     }
 
     fn is_closing(&self, key: LegKey, machine: MachineId) -> bool {
