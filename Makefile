@@ -22,12 +22,14 @@ export SPLITCORE_COMMIT := $(shell git describe --always --dirty --exclude='*' 2
 # `make swarm SEEDS=10000 FROM=300`.
 SEEDS ?= 1000
 FROM ?= 0
+# `make properties CASES=100000`.
+CASES ?= 20000
 # `make kills TRIALS=20`.
 TRIALS ?= 60
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench swarm kills clean
+.PHONY: help demo test lint bench swarm properties kills clean
 
 help: ## Show this list.
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
@@ -56,6 +58,9 @@ bench: $(NATIVE) $(if $(WITH_TORCH),$(TORCH)/.made) ## Run the benchmarks and pr
 
 swarm: ## Run SEEDS random worlds full of faults from seed FROM on, optimised and with every assertion on.
 	$(CARGO) run --quiet --profile swarm -p splitcore-swarm --example swarm -- --seeds $(SEEDS) --from $(FROM) --jobs $(JOBS)
+
+properties: ## Run the core's property tests with CASES random cases each, optimised and with every assertion on.
+	PROPTEST_CASES=$(CASES) $(CARGO) test --profile swarm -p splitcore-core --test 'prop_*' --test admission --test scenarios
 
 kills: $(NATIVE) ## Kill either side of 256 MiB transfers at random points, TRIALS times for each backend and side.
 	SPLITCORE_KILL_TRIALS=$(TRIALS) SPLITCORE_KILL_MIB=256 $(CARGO) test --profile swarm -p splitcore-transport --test kills -- --nocapture
