@@ -172,3 +172,23 @@ fn copies_are_spread_over_the_machines() {
     keepers.dedup();
     assert_eq!(keepers, [0, 1, 2, 3]);
 }
+
+#[test]
+fn a_source_that_has_the_leg_no_more_is_asked_to_keep_the_request() {
+    let mut head = Head::new(ClusterConfig::default(), &PAIR);
+    head.place(1, 10, 10);
+    head.prefill_done(0, 1);
+    head.notice(1, Notice::Landed { key: key(1) });
+    let told = commands(&head.notice(0, Notice::Gone { key: key(1) }));
+    assert_eq!(kept_and_released(&told), (vec![0], vec![]), "of its own accord it keeps nothing");
+    assert_eq!(known_to(&head, 1), [1, 0]);
+}
+
+#[test]
+fn a_leg_given_up_is_kept_by_whom_keeps_it_already() {
+    let mut head = Head::new(ClusterConfig::default(), &[Role::Mixed; 3]);
+    head.place(1, 10, 10);
+    let [on, keeper] = known_to(&head, 1)[..] else { panic!("two machines know it") };
+    let told = commands(&head.notice(on, Notice::Relief { key: key(1) }));
+    assert!(!kept_and_released(&told).0.contains(&on), "{keeper} keeps it: {told:?}");
+}
