@@ -129,7 +129,7 @@ fn what_a_machine_says_of_a_leg_it_was_not_told_of_is_late() {
         Notice::Finished { key: key(1), tokens: 10 },
         Notice::Gone { key: key(1) },
     ] {
-        let mut head = Head::new(config.clone(), &PAIR);
+        let mut head = Head::new(config, &PAIR);
         head.place(1, 10, 10);
         let late = head.cluster.counters().late;
         assert_eq!(commands(&head.notice(1, notice)), [], "{notice:?}");

@@ -301,7 +301,7 @@ fn rejection(actions: &[ClusterAction]) -> Option<Rejection> {
 /// A dry run says what an arrival is answered with at the time up to which the Cluster has heard.
 fn check_dry_run(before: &Cluster, arrival: &Arrival) {
     let (mut twin, mut actions) = (before.clone(), Vec::new());
-    let _ = twin.handle(before.now(), &ClusterEvent::Arrive(arrival.clone()), &mut actions).unwrap();
+    let _ = twin.handle(before.now(), &ClusterEvent::Arrive(*arrival), &mut actions).unwrap();
     let answer = placement(&actions).ok_or_else(|| rejection(&actions).unwrap());
     assert_eq!(before.dry_run(arrival).unwrap(), answer, "a dry run differs");
 }
