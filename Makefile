@@ -60,7 +60,9 @@ swarm: ## Run SEEDS random worlds full of faults from seed FROM on, optimised an
 	$(CARGO) run --quiet --profile swarm -p splitcore-swarm --example swarm -- --seeds $(SEEDS) --from $(FROM) --jobs $(JOBS)
 
 properties: ## Run the core's property tests with CASES random cases each, optimised and with every assertion on.
-	PROPTEST_CASES=$(CASES) $(CARGO) test --profile swarm -p splitcore-core --test 'prop_*' --test admission --test scenarios
+	@# Draws that are passed over are a share of the cases, so their limit is out of the way.
+	PROPTEST_CASES=$(CASES) PROPTEST_MAX_LOCAL_REJECTS=4000000000 PROPTEST_MAX_GLOBAL_REJECTS=4000000000 \
+		$(CARGO) test --profile swarm -p splitcore-core --test 'prop_*' --test admission --test scenarios
 
 kills: $(NATIVE) ## Kill either side of 256 MiB transfers at random points, TRIALS times for each backend and side.
 	SPLITCORE_KILL_TRIALS=$(TRIALS) SPLITCORE_KILL_MIB=256 $(CARGO) test --profile swarm -p splitcore-transport --test kills -- --nocapture

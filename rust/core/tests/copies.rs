@@ -185,7 +185,7 @@ fn a_source_that_has_the_leg_no_more_is_asked_to_keep_the_request() {
 }
 
 #[test]
-fn a_leg_given_up_is_kept_by_whom_keeps_it_already() {
+fn a_leg_given_up_is_kept_by_whoever_keeps_it_already() {
     let mut head = Head::new(ClusterConfig::default(), &[Role::Mixed; 3]);
     head.place(1, 10, 10);
     let [on, keeper] = known_to(&head, 1)[..] else { panic!("two machines know it") };
