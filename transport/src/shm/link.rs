@@ -199,10 +199,14 @@ impl Link for ShmLink {
     fn publish(&self, key: TransferKey, layer: u16, tokens: u32) -> Result<(), TransferError> {
         let Some(mapped) = &self.mapped else { return Err(TransferError::Unknown { key }) };
         let hold = self.shared.copying();
-        if self.shared.putting().contains(&(key, layer)) {
-            return Err(TransferError::StillPut { key, layer });
-        }
-        let sealed = self.ledger().publish(key, layer)?;
+        let sealed = {
+            // Held until the books have it: a put that begins in between books all bytes before it has copied one.
+            let putting = self.shared.putting();
+            if putting.contains(&(key, layer)) {
+                return Err(TransferError::StillPut { key, layer });
+            }
+            self.ledger().publish(key, layer)?
+        };
         let seal = LayerSeal { tokens, bytes: sealed.bytes, crc32c: None };
         let published = mapped.board.publish(key.slot, key.generation, layer, seal);
         if published.is_ok() && sealed.last {
