@@ -19,11 +19,16 @@ fn with_other_futures(setup: &Setup, first: &Outcomes, line: usize) -> Setup {
     other
 }
 
-/// Where the first end lies that only one of two runs has at that place.
-fn first_difference(setup: &Setup, first: &Outcomes, second: &Outcomes) -> usize {
-    let at = |run: &Outcomes, index: usize| run.ended_at.get(&index).copied().unwrap_or(usize::MAX);
-    let ends = (0..setup.clients.len()).map(|index| (at(first, index), at(second, index)));
-    ends.filter(|(a, b)| a != b).map(|(a, b)| a.min(b)).min().unwrap_or(usize::MAX)
+/// Where the first end lies that two runs do not share: it comes at another place, or after another number of tokens.
+/// The destination of a handoff can have one token more than the request by the time that an engine says the end, so
+/// a shorter output can end at the very place at which a longer one does.
+fn first_difference(setups: [&Setup; 2], runs: [&Outcomes; 2]) -> usize {
+    let end = |run: usize, index: usize| {
+        let at = runs[run].ended_at.get(&index).copied().unwrap_or(usize::MAX);
+        (at, setups[run].clients[index].output_tokens)
+    };
+    let ends = (0..setups[0].clients.len()).map(|index| (end(0, index), end(1, index)));
+    ends.filter(|(a, b)| a != b).map(|(a, b)| a.0.min(b.0)).min().unwrap_or(usize::MAX)
 }
 
 fn without_repeated_ids(seed: u64) -> Setup {
@@ -34,21 +39,38 @@ fn without_repeated_ids(seed: u64) -> Setup {
     setup
 }
 
+/// Runs a world twice, the second time with other ends after a share of its record, in quarters. Every action before
+/// the first end that differs is to be the same.
+fn check_a_longer_future_changes_nothing_before_an_end(
+    seed: u64,
+    quarters: usize,
+) -> Result<(), TestCaseError> {
+    let setup = without_repeated_ids(seed);
+    let first = recorded(setup.clone());
+    let other = with_other_futures(&setup, &first, first.lines.len() * quarters / 4);
+    let second = recorded(other.clone());
+    let same = first_difference([&setup, &other], [&first, &second]).min(first.lines.len());
+    prop_assert!(second.lines.len() >= same);
+    for at in 0..same {
+        prop_assert_eq!(&first.lines[at], &second.lines[at], "line {}", at);
+    }
+    Ok(())
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn a_longer_future_changes_no_action_before_the_first_end_that_differs(seed in any::<u64>(), share in 0_usize..4) {
-        let setup = without_repeated_ids(seed);
-        let first = recorded(setup.clone());
-        let line = first.lines.len() * share / 4;
-        let second = recorded(with_other_futures(&setup, &first, line));
-        let same = first_difference(&setup, &first, &second).min(first.lines.len());
-        prop_assert!(second.lines.len() >= same);
-        for at in 0..same {
-            prop_assert_eq!(&first.lines[at], &second.lines[at], "line {}", at);
-        }
+    fn a_longer_future_changes_no_action_before_the_first_end_that_differs(seed in any::<u64>(), quarters in 0_usize..4) {
+        check_a_longer_future_changes_nothing_before_an_end(seed, quarters)?;
     }
+}
+
+/// An output of one token and one of two end at the same place here: its destination had decoded once before the pass
+/// of the prompt, in which the shorter one ended, was over.
+#[test]
+fn an_end_at_the_same_place_after_another_token_is_another_end() {
+    check_a_longer_future_changes_nothing_before_an_end(57_055_407_243_758_777, 0).unwrap();
 }
 
 #[test]
