@@ -19,11 +19,16 @@ export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
 # For those who report a seed: which sources were built. Empty without a repository.
 export SPLITCORE_COMMIT := $(shell git describe --always --dirty --exclude='*' 2>/dev/null)
 
+# The random cases that `make test` runs, the same each time.
+REPEATED := 20261130
 # `make swarm SEEDS=10000 FROM=300`.
 SEEDS ?= 1000
 FROM ?= 0
-# `make properties CASES=100000`.
+# `make properties CASES=100000`, or `make properties SEED=3405691582` for the cases of another run.
 CASES ?= 20000
+ifndef SEED
+SEED := $(shell od -An -N4 -tu4 /dev/urandom | tr -d ' ')
+endif
 # `make kills TRIALS=20`.
 TRIALS ?= 60
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
@@ -38,7 +43,7 @@ demo: $(NATIVE) $(TORCH)/.made ## Run a real model phase-split on this machine, 
 	PYTHONPATH=python HF_HUB_OFFLINE=1 $(TORCH)/bin/python -m splitcore.cli demo
 
 test: $(NATIVE) $(if $(WITH_TORCH),$(TORCH)/.made) ## Run the Rust tests, then the Python tests, then those that need PyTorch.
-	$(CARGO) test --workspace --exclude splitcore-py
+	PROPTEST_RNG_SEED=$(REPEATED) $(CARGO) test --workspace --exclude splitcore-py
 	$(BIN)/python -m pytest
 	$(if $(WITH_TORCH),PYTHONPATH=python HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(TORCH)/bin/python -m pytest \
 		bindings-tests/test_transfer_torch.py bindings-tests/test_engine*.py bindings-tests/test_live.py)
@@ -59,10 +64,15 @@ bench: $(NATIVE) $(if $(WITH_TORCH),$(TORCH)/.made) ## Run the benchmarks and pr
 swarm: ## Run SEEDS random worlds full of faults from seed FROM on, optimised and with every assertion on.
 	$(CARGO) run --quiet --profile swarm -p splitcore-swarm --example swarm -- --seeds $(SEEDS) --from $(FROM) --jobs $(JOBS)
 
-properties: ## Run the core's property tests with CASES random cases each, optimised and with every assertion on.
+properties: $(NATIVE) ## Run every random test with CASES new cases (slow ones with a share), then as many random worlds.
+	@echo "make properties CASES=$(CASES) SEED=$(SEED) repeats this run. What it finds becomes a named test."
 	@# Draws that are passed over are a share of the cases, so their limit is out of the way.
-	PROPTEST_CASES=$(CASES) PROPTEST_MAX_LOCAL_REJECTS=4000000000 PROPTEST_MAX_GLOBAL_REJECTS=4000000000 \
-		$(CARGO) test --profile swarm -p splitcore-core --test 'prop_*' --test admission --test scenarios
+	PROPTEST_RNG_SEED=$(SEED) PROPTEST_CASES=$(CASES) \
+		PROPTEST_MAX_LOCAL_REJECTS=4000000000 PROPTEST_MAX_GLOBAL_REJECTS=4000000000 \
+		$(CARGO) test --profile swarm --workspace --exclude splitcore-py
+	PROPTEST_CASES=$(CASES) $(BIN)/python -m pytest -o timeout=3600 -m hypothesis \
+		--hypothesis-profile=fresh --hypothesis-seed=$(SEED)
+	$(MAKE) --no-print-directory swarm SEEDS=$(CASES) FROM=$(SEED)
 
 kills: $(NATIVE) ## Kill either side of 256 MiB transfers at random points, TRIALS times for each backend and side.
 	SPLITCORE_KILL_TRIALS=$(TRIALS) SPLITCORE_KILL_MIB=256 $(CARGO) test --profile swarm -p splitcore-transport --test kills -- --nocapture

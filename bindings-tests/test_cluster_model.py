@@ -451,4 +451,4 @@ class ClusterBesideModel(RuleBasedStateMachine):
 
 
 TestClusterBesideModel = ClusterBesideModel.TestCase
-TestClusterBesideModel.settings = settings(max_examples=150, stateful_step_count=40)
+TestClusterBesideModel.settings = settings(max_examples=settings.default.max_examples * 3 // 2, stateful_step_count=40)

@@ -318,4 +318,4 @@ class MachineBesideModel(RuleBasedStateMachine):
 
 
 TestMachineBesideModel = MachineBesideModel.TestCase
-TestMachineBesideModel.settings = settings(max_examples=150, stateful_step_count=40)
+TestMachineBesideModel.settings = settings(max_examples=settings.default.max_examples * 3 // 2, stateful_step_count=40)

@@ -110,5 +110,8 @@ class Sessions(RuleBasedStateMachine):
 
 TestSessions = Sessions.TestCase
 TestSessions.settings = settings(
-    max_examples=250, stateful_step_count=50, phases=set(Phase) - {Phase.explain}, report_multiple_bugs=False
+    max_examples=settings.default.max_examples * 5 // 2,
+    stateful_step_count=50,
+    phases=set(Phase) - {Phase.explain},
+    report_multiple_bugs=False,
 )

@@ -17,7 +17,7 @@ use splitcore_core::time::Time;
 use splitcore_record::{LogEnd, Options, Recorder, What, replay, replay_told};
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 12, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: ProptestConfig::default().cases.div_ceil(20), failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn the_logs_of_any_world_replay_alike(seed in any::<u64>(), segment_bytes in 200_u64..100_000) {

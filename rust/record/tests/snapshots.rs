@@ -74,7 +74,7 @@ impl Watch for Restored {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 24, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: ProptestConfig::default().cases.div_ceil(10), failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn a_state_made_of_its_bytes_goes_on_as_the_one_they_were_made_of(seed in any::<u64>(), every in 1_u64..200) {

@@ -212,7 +212,7 @@ fn next_pass_ns(passes: &[(u64, u64)], ready_ns: u64) -> u64 {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(40))]
+    #![proptest_config(ProptestConfig::with_cases(ProptestConfig::default().cases.div_ceil(6)))]
 
     /// TTFT = message delay + prompt queue + prefill; gap to token 2 = visible transfer + token queue + one pass.
     #[test]

@@ -257,7 +257,7 @@ fn any_machine() -> impl Strategy<Value = (Model, MachineKind)> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(512))]
+    #![proptest_config(ProptestConfig::with_cases(ProptestConfig::default().cases.saturating_mul(2)))]
 
     #[test]
     fn every_pass_takes_time_and_always_the_same(

@@ -310,7 +310,7 @@ fn plan(names: Vec<&'static str>) -> impl Strategy<Value = String> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 60, max_shrink_iters: 300, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: ProptestConfig::default().cases.div_ceil(4), max_shrink_iters: 300, failure_persistence: None, ..ProptestConfig::default() })]
 
     /// Whatever crashes when: every request ends once, its client gets each token once and in order, every invariant
     /// holds after every event, and at the end every book is empty and every block free (`check` sees to both).

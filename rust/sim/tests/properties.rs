@@ -370,7 +370,7 @@ fn workload() -> impl Strategy<Value = Vec<Row>> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 40, max_shrink_iters: 200, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: ProptestConfig::default().cases.div_ceil(6), max_shrink_iters: 200, failure_persistence: None, ..ProptestConfig::default() })]
 
     /// Whatever the options: every request ends once with all its tokens, every invariant holds after every event, and
     /// at the end every book is empty and every block free (`check` sees to both).

@@ -340,7 +340,7 @@ fn requests() -> impl Strategy<Value = Vec<(u64, u32, u32)>> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(64))]
+    #![proptest_config(ProptestConfig::with_cases(ProptestConfig::default().cases.div_ceil(4)))]
 
     #[test]
     fn an_azure_file_round_trips(requests in requests(), end in prop::sample::select(vec!["\n", "\r\n"])) {

@@ -347,7 +347,7 @@ fn generated_workloads_stay_as_they_are() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(48))]
+    #![proptest_config(ProptestConfig::with_cases(ProptestConfig::default().cases.div_ceil(5)))]
 
     #[test]
     fn a_stretched_file_has_exactly_the_rate(

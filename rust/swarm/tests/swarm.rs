@@ -40,7 +40,7 @@ fn a_machine_that_is_known_to_be_gone_is_told_nothing_again() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 40, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: ProptestConfig::default().cases.div_ceil(6), failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn any_seed_ends_well_and_again_in_the_same_way(seed in any::<u64>()) {

@@ -319,7 +319,10 @@ fn long_frames_reach_one_who_reads_slowly_to_their_last_byte() {
 fn however_the_bytes_are_cut_the_messages_are_the_same() {
     let certificates = Certificates::new();
     let daemon = RefCell::new(secure(&certificates, "daemon", kit::settings()));
-    let cases = ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(24) };
+    let cases = ProptestConfig {
+        failure_persistence: None,
+        ..ProptestConfig::with_cases(ProptestConfig::default().cases.div_ceil(10))
+    };
     let sizes = proptest::collection::vec(prop_oneof![1..8_usize, 1..512_usize], 1..20);
     let lengths = proptest::collection::vec(0..3000_u32, 1..6);
     proptest!(cases, |(sizes in sizes, lengths in lengths)| {

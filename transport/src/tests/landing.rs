@@ -379,7 +379,7 @@ fn check(steps: &[Step]) -> Result<(), TestCaseError> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 512, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: ProptestConfig::default().cases.saturating_mul(2), failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn a_landing_does_what_its_model_does(steps in proptest::collection::vec(step(), 1..80)) {
@@ -427,7 +427,7 @@ fn check_story(steps: &[Step]) -> Result<(), TestCaseError> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 256, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn layers_only_grow_and_a_fence_is_the_last_word(steps in proptest::collection::vec(step(), 1..80)) {

@@ -172,7 +172,7 @@ fn check(steps: &[Step]) -> Result<(), TestCaseError> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 512, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: ProptestConfig::default().cases.saturating_mul(2), failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn the_books_agree_with_a_model_of_single_bytes(steps in proptest::collection::vec(step(), 1..60)) {

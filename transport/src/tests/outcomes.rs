@@ -64,7 +64,7 @@ fn fall_due(begun: &mut Begun, now: Duration) -> (Vec<(Incarnation, TransferKey)
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 512, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: ProptestConfig::default().cases.saturating_mul(2), failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn each_transfer_that_was_begun_ends_once(steps in proptest::collection::vec(step(), 1..60)) {

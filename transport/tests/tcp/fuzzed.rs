@@ -64,7 +64,7 @@ fn parts(frame: &[u8]) -> (&[u8; HEAD], &[u8]) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(1500))]
+    #![proptest_config(ProptestConfig::with_cases(ProptestConfig::default().cases.saturating_mul(6)))]
 
     #[test]
     fn no_stream_writes_what_it_may_not(data in proptest::collection::vec(any::<u8>(), 0..1500)) {

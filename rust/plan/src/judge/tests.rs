@@ -263,7 +263,7 @@ prop_compose! {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 96, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: ProptestConfig::default().cases.div_ceil(2), ..ProptestConfig::default() })]
 
     /// A run that is cut short has missed what it says it has, and one that would miss nothing is not cut short.
     #[test]

@@ -90,7 +90,7 @@ fn settled(cell: &Cell) -> (Pools, bool) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 256, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn the_search_finds_what_a_search_of_every_cluster_does(

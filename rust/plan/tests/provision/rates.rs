@@ -47,7 +47,7 @@ fn outermost(all: &[Pools]) -> Vec<Pools> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 96, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: ProptestConfig::default().cases.div_ceil(2), failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn the_highest_rate_is_found_to_the_resolution(spec in some_spec(), speeds in speeds()) {

@@ -159,7 +159,7 @@ impl World {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: ProptestConfig::default().cases.div_ceil(4), failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn every_leg_comes_to_one_end_with_its_bytes_and_no_slot_stays_in_use(
