@@ -20,14 +20,14 @@ LAYOUT = {
 def serving_a_model(folder, secret, *more):
     """A service with workers of its own, and the address that they connect to."""
     (folder / "secret").write_bytes(secret)
-    _model(folder / "tiny")
+    model_folder(folder / "tiny")
     workers = f"unix:{folder}/workers"
     options = ("--model", str(folder / "tiny"), "--workers", workers, "--secret-file", str(folder / "secret"))
     with served(*options, "--grace-s", "0", "--rejoin-limit-s", "0.2", *more) as running:
         yield running, workers
 
 
-def _model(folder):
+def model_folder(folder):
     """A tokenizer and a template are all that the service reads of a model."""
     folder.mkdir()
     words = {f"w{token}": token for token in range(64)} | {"</s>": 64}

@@ -216,7 +216,7 @@ def test_a_secret_is_asked_for(tmp_path):
 def test_nobody_there_and_no_answer_are_errors_of_their_own():
     with closing(socket.create_server(("127.0.0.1", 0))) as mute:
         url = f"http://127.0.0.1:{mute.getsockname()[1]}"
-        with PlacementClient(url, timeout_s=0.1) as client, pytest.raises(UnreachableError, match="GET /healthz: "):
+        with PlacementClient(url, timeout_s=0.1) as client, pytest.raises(UnreachableError, match="GET /healthz at "):
             client.healthz()
     with PlacementClient(url, timeout_s=LIMIT_S) as client, pytest.raises(UnreachableError):
         client.healthz()

@@ -1,6 +1,8 @@
-"""Load against a service on loopback, and the view of a service in a terminal."""
+"""Load against a service on loopback."""
 
 import json
+import re
+import signal
 import threading
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -8,11 +10,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 import splitcore
+from certificates import made
 from serving import served
 from splitcore import load
-from splitcore.client import Ask, NewMachine, PlacementClient
 from splitcore.load.plan import Request
 from splitcore.load.report import Seen, quantiles, summarise
+from terminal import terminal
 
 WORKLOAD = {"trace": "azure-conv", "rate": 200.0, "duration_s": 1.0, "seed": 3}
 TRACE = "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(
@@ -38,7 +41,9 @@ class Service(BaseHTTPRequestHandler):
             number = len(self.server.bodies)
             self.server.bodies.append((self.path, body, self.headers.get("authorization")))
         what = self.server.script(number, body)
-        if what == "busy":
+        if what == "evil":
+            self._answer(400, {"error": {"code": "\x1b]0;mine\x07", "message": "\x9b2J\n\u202e"}})
+        elif what == "busy":
             self._answer(429, {"error": {"code": "overloaded", "message": "full"}})
         elif what == "wrong":
             self._answer(400, {"error": {"code": None, "type": "invalid_request_error", "message": "no"}})
@@ -245,35 +250,108 @@ def test_the_command_says_what_is_wrong(cli):
     assert "--model" in error
 
 
-def test_top_shows_pools_machines_and_decisions(cli):
-    with served("--lease-s", "0") as running:
-        url = f"http://127.0.0.1:{running.port}"
-        with PlacementClient(url, timeout_s=20) as client:
-            client.join([NewMachine(name=f"p{at}", role="prompt", kv_blocks=1000) for at in range(3)])
-            client.join(NewMachine(name="t0", role="token", kv_blocks=1000))
-            client.place(Ask(request_id=77, prompt_tokens=1500, max_new_tokens=9))
-            placed = cli("top", url, "--once", "--machines", "3").stdout
-            with pytest.raises(splitcore.SplitcoreError):
-                client.place(Ask(request_id=78, prompt_tokens=900_000, max_new_tokens=9))
-            rejected = cli("top", url, "--once").stdout
-    for word in (
-        "1 live, 0 wait",
-        "placed 1",
-        "prompt",
-        "p0",
-        "p2",
-        "77",
-        "p0 -> t0",
-        "own, own",
-        "and 1 machines more",
-    ):
-        assert word in placed
-    assert "t0" in rejected
-    assert "rejected: too_large" in rejected
-
-
-def test_top_without_a_service_ends_with_2(cli):
+def test_the_command_says_how_many_failed_and_why_and_ends_with_1(cli):
+    run = ("--rate", "100", "--max-requests", "5", "--output-max", "3")
+    for script, said, code in [
+        (lambda number, _: "words" if number else "wrong", "400 invalid_request_error: no", 1),
+        (lambda *_: "wrong", "400 invalid_request_error: no", 1),
+        # Turned away is no failure, as long as somebody is served.
+        (lambda number, _: "words" if number else "busy", "429 overloaded: full", 0),
+        (lambda *_: "busy", "429 overloaded: full", 1),
+    ]:
+        with serving(script) as (_, url):
+            done = cli("load", url, *run, code=code)
+        assert "the first error" in done.stdout
+        assert said in done.stdout
+    with serving(lambda number, _: "wrong" if number in (1, 3) else "words") as (_, url):
+        done = cli("load", url, *run, "--out", "-", code=1)
+    summary = json.loads(done.stdout)
+    assert (summary["requests"]["failed"], summary["errors"]) == (2, {"400 invalid_request_error": 2})
     with serving() as (_, url):
         pass
-    assert "GET /v1/overview" in cli("top", url, "--once", code=2).stderr
-    assert "--interval" in cli("top", url, "--interval", "0", code=2).stderr
+    done = cli("load", url, *run, "--model", "any", code=1)
+    assert "5 requests: 0 completed, 5 failed" in done.stdout
+    assert "ConnectError" in done.stdout
+
+
+def test_the_rate_is_the_one_that_was_asked_for(cli):
+    with serving() as (_, url):
+        done = cli("load", url, "--rate", "50", "--max-requests", "5", "--output-max", "1", "--out", "-")
+        table = cli("load", url, "--rate", "50", "--max-requests", "5", "--output-max", "1")
+    summary = json.loads(done.stdout)
+    assert summary["rate_rps"] == 50
+    assert 0 < summary["arrivals_s"] < summary["duration_s"]
+    assert "rate 50/s" in table.stdout
+    assert "arrivals over" in table.stdout
+
+
+def test_what_a_service_says_has_no_say_over_the_terminal(cli):
+    with serving(lambda *_: "evil") as (_, url):
+        done = cli("load", url, "--rate", "50", "--max-requests", "1", "--model", "\x1b[2Jmodel", code=1)
+    assert "\x1b" not in done.stdout + done.stderr
+    assert "\\x1b]0;mine" in done.stdout
+
+
+@pytest.mark.parametrize("how", ["ctrl-c", "sigterm"])
+def test_an_interrupted_load_tells_what_was_sent(how):
+    with serving(lambda number, _: "words" if number < 3 else "mute") as (server, url):
+        command = ("-m", "splitcore.cli", "load", url, "--rate", "50", "--output-max", "2")
+        with terminal(*command, columns=100) as run:
+            while len(server.bodies) < 5:
+                assert run.process.poll() is None, run.said
+            if how == "ctrl-c":
+                run.type(b"\x03")
+            else:
+                run.process.send_signal(signal.SIGTERM)
+            assert run.end() == (130 if how == "ctrl-c" else 143), run.said
+    counts = re.findall(r"(\d+) requests: (\d+) completed, (\d+) unfinished", run.said)
+    assert len(counts) == 1, run.said
+    sent, completed, unfinished = map(int, counts[0])
+    assert sent == completed + unfinished >= 5
+    assert completed <= 3
+    assert "Traceback" not in run.said
+    # What was drawn is away, and the cursor is there.
+    assert run.said.count("\x1b[?25l") == run.said.count("\x1b[?25h")
+
+
+def test_load_and_top_trust_the_certificate_that_they_are_given(cli, tmp_path):
+    cert, key = made(tmp_path / "tls", "IP:127.0.0.1")
+    other, _ = made(tmp_path / "other", "IP:127.0.0.1")
+    secret = tmp_path / "secret"
+    secret.write_text("open sesame\n")
+    with served("--tls-cert", str(cert), "--tls-key", str(key), "--secret-file", str(secret)) as running:
+        url = f"https://127.0.0.1:{running.port}"
+        given = ("--secret-file", secret)
+        assert "0 live" in cli("top", url, "--once", *given, "--tls-ca", cert).stdout
+        assert "no machine" in cli("machines", url, *given, "--tls-ca", cert).stdout
+        for command in (("top", url, "--once"), ("load", url, "--rate", "1")):
+            assert "certificate verify failed" in cli(*command, *given, "--tls-ca", other, code=2).stderr
+            assert "certificate verify failed" in cli(*command, *given, code=2).stderr
+        for wrong in (secret, "none"):
+            error = cli("machines", url, "--tls-ca", wrong, code=2).stderr
+            assert "--tls-ca: expected a file of certificates" in error
+        # A service without a model of its own has nothing to load, but that is what it answers.
+        answered = cli("load", url, "--rate", "1", *given, "--tls-ca", cert, code=2).stderr
+        assert "404" in answered
+        assert "certificate" not in answered
+
+
+def test_the_certificates_of_ssl_cert_file_are_trusted(cli, tmp_path, monkeypatch):
+    cert, key = made(tmp_path / "tls", "IP:127.0.0.1")
+    monkeypatch.setenv("SSL_CERT_FILE", str(cert))
+    with served("--tls-cert", str(cert), "--tls-key", str(key)) as running:
+        url = f"https://127.0.0.1:{running.port}"
+        assert "0 live" in cli("top", url, "--once").stdout
+        assert "404" in cli("load", url, "--rate", "1", code=2).stderr
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [(None, "No such file"), (b"", "empty"), (b"two\nlines", "one line of ASCII"), (b"\xff", "not UTF-8")],
+)
+def test_a_secret_that_is_none_is_an_error_of_its_option(content, expected, cli, tmp_path):
+    if content is not None:
+        (tmp_path / "secret").write_bytes(content)
+    error = cli("load", "http://127.0.0.1:1", "--rate", "1", "--secret-file", "secret", code=2).stderr
+    assert "--secret-file: expected a file with a secret" in error
+    assert expected in error

@@ -1,6 +1,7 @@
 """The ``splitcore`` command."""
 
 import sys
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -12,6 +13,7 @@ from splitcore import (
     bench_transfer_cli,
     demo_cli,
     load_cli,
+    operate_cli,
     plan_cli,
     plots,
     replay_cli,
@@ -21,6 +23,7 @@ from splitcore import (
     top_cli,
     worker_cli,
 )
+from splitcore.errors import ProcessError
 from splitcore.options import Machines, Pools, Rules, Workload, option, takes
 from splitcore.outputs import STDOUT, Outputs, dump
 from splitcore.progress import Bar
@@ -55,7 +58,8 @@ _OPTION_NAMES = {
 def main() -> None:
     """Run the command line.
 
-    What a user can mend is told in one line with exit status 2; Ctrl-C gives 130.
+    What a user can mend is told in one line with exit status 2, below which a process that has failed has its last
+    words; Ctrl-C gives 130.
     """
     try:
         sys.exit(app(prog_name="splitcore", standalone_mode=False))
@@ -65,15 +69,20 @@ def main() -> None:
     except typer.TyperException as error:
         # Without a message, help has been printed.
         _fail(error.format_message())
+    except ProcessError as error:
+        _fail(error.message, error.said)
     except (splitcore.SplitcoreError, OptionError) as error:
         _fail(str(error))
     except OSError as error:
         _fail(": ".join(str(part) for part in (error.filename, error.strerror or error) if part))
 
 
-def _fail(message: str) -> NoReturn:
+def _fail(message: str, said: Sequence[str] = ()) -> NoReturn:
+    err = tables.console(stderr=True)
     if message:
-        tables.console(stderr=True).print(f"splitcore: error: {' '.join(message.split())}", soft_wrap=True)
+        err.print(f"splitcore: error: {' '.join(message.split())}", soft_wrap=True)
+    for line in said:
+        err.print(f"  {line}", soft_wrap=True)
     sys.exit(2)
 
 
@@ -134,6 +143,8 @@ app.command()(demo_cli.demo)
 app.command()(replay_cli.replay)
 app.command()(load_cli.load)
 app.command()(top_cli.top)
+app.command()(operate_cli.machines)
+app.command()(operate_cli.drain)
 
 
 @app.command()

@@ -1,8 +1,25 @@
 """Makes the exceptions of arguments that Python checks, as the native module makes its own."""
 
-from splitcore._native import ConfigError
+from collections.abc import Sequence
 
-__all__ = ["wrong"]
+from splitcore._native import ConfigError, SplitcoreError
+
+__all__ = ["ProcessError", "wrong"]
+
+
+class ProcessError(SplitcoreError):
+    """A process that was started has not done what it should."""
+
+    def __init__(self, message: str, said: Sequence[str]) -> None:
+        """Keep what it has said.
+
+        Args:
+            message: Which process, and what has happened.
+            said: The last lines of its log.
+        """
+        super().__init__("\n".join([f"{message}:", *said]) if said else f"{message}: it said nothing")
+        self.message = message
+        self.said = said
 
 
 def wrong(option: str, expected: str, got: object) -> ConfigError:

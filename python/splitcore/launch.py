@@ -1,6 +1,11 @@
-"""A service and its workers as processes of this machine, started, watched and stopped together."""
+"""A service and its workers as processes of this machine, started, watched and stopped together.
+
+No process outlives its launcher, however that ends: orderly, by an exception, or killed (`splitcore.launched`). Each
+has a process group of its own, so that Ctrl-C in a terminal comes to the launcher alone, which ends them in order.
+"""
 
 import contextlib
+import fcntl
 import http
 import http.client
 import json
@@ -15,11 +20,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
 
 from splitcore._native import SplitcoreError
+from splitcore.errors import ProcessError
 
 __all__ = ["Child", "Launch", "Role"]
 
@@ -27,8 +34,9 @@ Role = Literal["prompt", "token", "mixed"]
 
 _SERVICE = "service"
 _LISTENING = re.compile(r"listening on (https?://\S+)")
-_LINES_KEPT = 400
+_LINES_KEPT, _LINES_TOLD = 400, 20
 _POLL_S = 0.05
+_FOLDER = "splitcore-launch-"
 
 
 class Child:
@@ -48,7 +56,14 @@ class Child:
         self._said = threading.Condition()
         self._ended = False
         self.process = subprocess.Popen(  # noqa: S603 - our own command line
-            command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=dict(environment)
+            command,
+            # Nothing is written to it: its end of file says that nobody is there any more.
+            stdin=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            env=dict(environment),
+            process_group=0,
         )
         self._reader = threading.Thread(target=self._read, args=[self.process.stderr or (), log], daemon=True)
         self._reader.start()
@@ -69,7 +84,7 @@ class Child:
         """Wait until it has said something.
 
         Raises:
-            SplitcoreError: If it ended, or did not say it in time; with its last words.
+            ProcessError: If it ended, or did not say it in time; with its last words.
         """
         deadline = time.monotonic() + limit_s
         with self._said:
@@ -82,10 +97,9 @@ class Child:
                     raise self.failed("ended" if self._ended else f"did not start within {limit_s:g} s")
                 self._said.wait(left)
 
-    def failed(self, what: str) -> SplitcoreError:
+    def failed(self, what: str) -> ProcessError:
         """Make an error that carries its last words."""
-        said = "\n".join(list(self.lines)[-20:]) or "(it said nothing)"
-        return SplitcoreError(f"{self.name} {what}:\n{said}")
+        return ProcessError(f"{self.name} {what}", list(self.lines)[-_LINES_TOLD:])
 
     @property
     def is_running(self) -> bool:
@@ -98,16 +112,27 @@ class Child:
         Returns:
             The exit status.
         """
-        with contextlib.suppress(ProcessLookupError):
-            self.process.send_signal(number)
+        self.process.send_signal(number)
+        return self.wait(limit_s)
+
+    def wait(self, limit_s: float) -> int:
+        """Wait for the end; after the limit, or at an exception, it is killed.
+
+        Returns:
+            The exit status.
+        """
         try:
             status = self.process.wait(limit_s)
         except subprocess.TimeoutExpired:
             self.process.kill()
             status = self.process.wait()
+        except BaseException:
+            self.process.kill()
+            raise
         self._reader.join()
-        if self.process.stderr is not None:
-            self.process.stderr.close()
+        for stream in (self.process.stdin, self.process.stderr):
+            if stream is not None:
+                stream.close()
         return status
 
 
@@ -131,6 +156,7 @@ class Launch:
         token: int = 0,
         mixed: int = 0,
         folder: Path | None = None,
+        listen: str = "127.0.0.1:0",
         serve_options: Sequence[str] = (),
         worker_options: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
@@ -143,6 +169,7 @@ class Launch:
             token: Workers of the token pool.
             mixed: Workers of the mixed pool.
             folder: For sockets and logs.
+            listen: Address of the service; port 0 takes a free one.
             serve_options: More options of ``splitcore serve``.
             worker_options: More options of ``splitcore worker``.
             environment: Added to that of the processes.
@@ -152,17 +179,22 @@ class Launch:
         self.roles: dict[str, Role] = {f"{role}-{at}": role for role, count in roles for at in range(count)}
         self.children: dict[str, Child] = {}
         self.url = ""
-        self._made = folder is None
-        self.folder = Path(tempfile.mkdtemp(prefix="splitcore-")) if folder is None else folder
+        self._kept = folder
+        self._made: _Folder | None = None
         self._serve_options, self._worker_options = list(serve_options), list(worker_options)
         # One thread for each process: two workers on two cores have no more.
         self._environment = {**os.environ, "OMP_NUM_THREADS": "1", "NO_COLOR": "1", **(environment or {})}
-        self._listen = "127.0.0.1:0"
+        self._listen = listen
         self._starts = 0
+        self._is_ready = self._is_stopped = False
+        # The kernel ends a child with the thread that started it, so there is one that stays.
+        self._starter = ThreadPoolExecutor(1, thread_name_prefix="launch")
 
     def __enter__(self) -> Self:
         """Start the service, then the workers."""
         try:
+            if self._kept is None:
+                self._made = _Folder()
             self.start_service()
             for name in self.roles:
                 self.start_worker(name)
@@ -172,14 +204,29 @@ class Launch:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """Stop whatever still runs."""
-        self.stop()
+        """Stop whatever still runs; at once, if it was never ready."""
+        self.stop(60 if self._is_ready else 0)
+
+    @property
+    def folder(self) -> Path:
+        """Where sockets and logs lie."""
+        if self._kept is not None:
+            return self._kept
+        if self._made is None:
+            raise SplitcoreError("there is no folder before the block begins")
+        return self._made.path
 
     def _start(self, name: str, arguments: Sequence[str]) -> Child:
-        command = [sys.executable, "-m", "splitcore.cli", *arguments]
-        child = Child(name, command, self._environment, self.folder / f"{name}.log")
-        self.children[name] = child
+        return self._starter.submit(self._start_here, name, arguments).result()
+
+    def _start_here(self, name: str, arguments: Sequence[str]) -> Child:
+        # Known at once, so that nothing is left behind by an exception in the thread that waits.
+        log = self.folder / f"{name}.log"
+        child = self.children[name] = Child(name, self._command(arguments), self._environment, log)
         return child
+
+    def _command(self, arguments: Sequence[str]) -> list[str]:
+        return [sys.executable, "-m", "splitcore.launched", str(os.getpid()), *arguments]
 
     def start_service(self, limit_s: float = 30) -> None:
         """Start the service, the second time at the address of the first; return when it listens."""
@@ -212,13 +259,14 @@ class Launch:
             progress: Called with how many workers are there, of how many.
 
         Raises:
-            SplitcoreError: If a process ended, or time is up.
+            ProcessError: If a process ended, or time is up.
         """
         deadline = time.monotonic() + limit_s
         for here in self._workers_here():
             if progress is not None:
                 progress(here, len(self.roles))
             if here == len(self.roles):
+                self._is_ready = True
                 return
             for child in self.children.values():
                 if not child.is_running:
@@ -244,17 +292,80 @@ class Launch:
             yield here if is_ready else min(here, len(self.roles) - 1)
 
     def stop(self, limit_s: float = 60) -> dict[str, int]:
-        """End all processes: the service first, which finishes what runs.
+        """End all processes: the service first, which finishes what runs, then all workers.
+
+        An exception meanwhile, as of another Ctrl-C, kills what still runs.
 
         Returns:
             The exit status of each that was still running.
         """
-        running = [child for child in self.children.values() if child.is_running]
-        running.sort(key=lambda child: child.name != _SERVICE)
-        status = {child.name: child.end(signal.SIGTERM, limit_s) for child in running}
-        for child in self.children.values():
-            if child.name not in status:
-                child.end(signal.SIGKILL, limit_s)
-        if self._made:
-            shutil.rmtree(self.folder, ignore_errors=True)
+        if self._is_stopped:
+            return {}
+        self._is_stopped = True
+        try:
+            # Whoever is being started is there after this.
+            self._starter.submit(lambda: None).result()
+            return self._stop(limit_s)
+        finally:
+            self._starter.shutdown(wait=False)
+            for child in self.children.values():
+                child.process.kill()
+            if self._made is not None:
+                self._made.remove()
+
+    def _stop(self, limit_s: float) -> dict[str, int]:
+        running = {name: child for name, child in self.children.items() if child.is_running}
+        status = {}
+        if _SERVICE in running:
+            status[_SERVICE] = running.pop(_SERVICE).end(signal.SIGTERM, limit_s)
+        for child in running.values():
+            child.process.send_signal(signal.SIGTERM)
+        status |= {name: child.wait(limit_s) for name, child in running.items()}
+        for name in self.children.keys() - status.keys():
+            self.children[name].wait(limit_s)
         return status
+
+
+class _Folder:
+    """A temporary folder that is swept by the next process that makes one, if its own was killed.
+
+    It is locked for as long as its process lives, and has no name that is swept until then.
+    """
+
+    def __init__(self) -> None:
+        """Make it, and sweep what others have left."""
+        parent = Path(tempfile.gettempdir())
+        for left in parent.glob(f"{_FOLDER}*"):
+            _sweep(left)
+        draft = Path(tempfile.mkdtemp(prefix=f".{_FOLDER}", dir=parent))
+        self._lock = _locked(draft)
+        self.path = draft.rename(parent / draft.name.removeprefix("."))
+
+    def remove(self) -> None:
+        """Remove it with all that it holds."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+
+def _sweep(left: Path) -> None:
+    # Somebody else's is not ours to remove.
+    with contextlib.suppress(OSError):
+        if left.is_symlink() or left.stat().st_uid != os.getuid():
+            return
+        lock = _locked(left)
+        if lock is not None:
+            shutil.rmtree(left, ignore_errors=True)
+            os.close(lock)
+
+
+def _locked(folder: Path) -> int | None:
+    """Lock a folder as this process; None where another one lives that has done so."""
+    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(opened)
+        return None
+    return opened

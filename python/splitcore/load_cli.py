@@ -14,6 +14,8 @@ from splitcore._native import SplitcoreError
 from splitcore.options import Workload, option, takes
 from splitcore.outputs import STDOUT, Outputs, dump
 from splitcore.progress import Bar
+from splitcore.service_options import SecretFile, TlsCa, secret_in, trusting
+from splitcore.tables import printable
 from splitcore.units import OptionError
 
 if TYPE_CHECKING:
@@ -33,7 +35,8 @@ def load(
     url: Annotated[str, typer.Argument(metavar="URL", help="Of a service like OpenAI's, with or without /v1.")],
     model: Annotated[str | None, _service("NAME", "To ask for; by default the first that it serves.")] = None,
     call: Annotated[str, _service("NAME", "completions or chat.")] = "completions",
-    secret_file: Annotated[Path | None, _service("FILE", "Key or secret that every request bears.")] = None,
+    secret_file: SecretFile = None,
+    tls_ca: TlsCa = None,
     timeout: Annotated[float | None, _service("S", "Without a word, until a request has failed.")] = None,
     max_requests: Annotated[int | None, _what("N", "Only so many, the first.")] = None,
     prompt_max: Annotated[int | None, _what("TOKENS", "Longer prompts are cut to this.")] = None,
@@ -45,7 +48,9 @@ def load(
 ) -> None:
     """Send a workload's requests to a service, each at its time whatever has come back, and tell what they met.
 
-    Latencies are from the planned arrivals; requests that were rejected or failed count as infinitely late.
+    Latencies are from the planned arrivals; requests that were rejected or failed count as infinitely late. Ctrl-C ends
+    it with a table of what has been sent until then. Exit status 1 says that requests have failed, or that none was
+    completed.
     """
     outputs = Outputs()
     if out != STDOUT:
@@ -55,8 +60,7 @@ def load(
             raise OptionError(name, " or ".join(known), value)
     if vocab < 1:
         raise OptionError("vocab", "at least 1", str(vocab))
-    secret = None if secret_file is None else secret_file.read_text(encoding="utf-8").strip()
-    slos = {name: run.pop(name) for name in ("slo_ttft_s", "slo_tbt_s")}
+    secret, tls = secret_in(secret_file), trusting(tls_ca)
     try:
         from splitcore import load as loading
     except ImportError as error:
@@ -64,28 +68,40 @@ def load(
     base = loading.base_url(url)
     target = loading.Target(
         url=base,
-        model=loading.model_of(base, secret, timeout) if model is None else model,
+        model=loading.model_of(base, secret, timeout, tls) if model is None else model,
         call=cast(Literal["completions", "chat"], call),
         prompts=cast(Literal["tokens", "words"], prompts),
         vocab=vocab,
         seed=run["seed"],
         ignore_eos=ignore_eos,
         secret=secret,
+        tls=tls,
         timeout_s=timeout,
     )
-    limits = {"max_requests": max_requests, "prompt_max": prompt_max, "output_max": output_max}
     with Bar("loading", unit="requests") as bar:
-        summary = loading.run(target, run, **limits, **slos, progress=bar.update)
+        summary = loading.run(
+            target,
+            run,
+            max_requests=max_requests,
+            prompt_max=prompt_max,
+            output_max=output_max,
+            slo_ttft_s=run.pop("slo_ttft_s"),
+            slo_tbt_s=run.pop("slo_tbt_s"),
+            progress=bar.update,
+            interrupted=lambda summary: tables.console(stderr=True).print(_drawn(summary)),
+        )
     outputs.write()
     if out == STDOUT:
         typer.echo(dump(summary))
     else:
         tables.console().print(_drawn(summary))
+    if summary["requests"]["failed"] or not summary["requests"]["completed"]:
+        raise typer.Exit(1)
 
 
 def _drawn(summary: "LoadSummary") -> RenderableType:
     rate = summary["rate_rps"]
-    told = {"model": summary["model"], "trace": summary["trace"], "seed": summary["seed"]}
+    told = {"model": printable(summary["model"]), "trace": summary["trace"], "seed": summary["seed"]}
     told |= {} if rate is None else {"rate": f"{rate:.3g}/s"}
     facts = Table.grid(padding=(0, 2))
     for name, fact in _facts(summary).items():
@@ -100,12 +116,14 @@ def _drawn(summary: "LoadSummary") -> RenderableType:
 
 def _facts(summary: "LoadSummary") -> dict[str, str]:
     per_s, kept = summary["output_tokens_per_s"], summary["attainment"]
-    facts = {why: f"{count:,}" for why, count in summary["errors"].items()}
+    facts = {printable(why): f"{count:,}" for why, count in summary["errors"].items()}
+    facts |= {} if summary["first_error"] is None else {"the first error": printable(summary["first_error"])}
     facts |= {} if kept is None else {"requests within the limits": f"{kept:.1%}"}
     return facts | {
         "prompt tokens": f"{summary['prompt_tokens']:,}",
         "output tokens": f"{summary['output_tokens']:,}" + ("" if per_s is None else f", {per_s:,.1f}/s"),
         "gaps between tokens": f"{summary['gaps_s']['count']:,}",
+        "arrivals over": f"{summary['arrivals_s']:,.1f} s",
         "sent late, at most": f"{1000 * summary['sent_late_s']:.1f} ms",
         "took": f"{summary['duration_s']:,.1f} s",
     }

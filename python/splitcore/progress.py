@@ -1,11 +1,13 @@
 """A progress bar that only long runs show, and only on a terminal."""
 
+import contextlib
 from types import TracebackType
 from typing import Self
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from splitcore.ending import ending
 from splitcore.tables import console
 
 __all__ = ["Bar"]
@@ -48,6 +50,8 @@ class Bar:
         self._task = self._bar.add_task(label, total=None)
         self._begun = self._bar.get_time()
         self._shown = False
+        # What is drawn is taken away at SIGTERM too.
+        self._ending = ending()
 
     def update(self, done: int, total: int) -> None:
         """Advance it; the callback of `splitcore.simulate` and `splitcore.swarm`.
@@ -63,6 +67,7 @@ class Bar:
 
     def __enter__(self) -> Self:
         """Begin; nothing is drawn yet."""
+        self._ending.__enter__()
         return self
 
     def __exit__(
@@ -70,4 +75,7 @@ class Bar:
     ) -> None:
         """Take the bar away."""
         if self._shown:
-            self._bar.stop()
+            # A terminal that has closed takes no bar away.
+            with contextlib.suppress(OSError):
+                self._bar.stop()
+        self._ending.__exit__(kind, error, trace)

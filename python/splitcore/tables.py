@@ -27,6 +27,7 @@ __all__ = [
     "ends",
     "fit_errors",
     "latencies",
+    "printable",
     "ruled",
     "run",
     "swarm",
@@ -53,6 +54,18 @@ _BATCHED: tuple[Literal["decode_tokens", "prompt_tokens"], ...] = ("decode_token
 def console(*, stderr: bool = False) -> Console:
     """Make a console that prints text as it is: no markup, no guessed colours."""
     return Console(stderr=stderr, highlight=False, markup=False, emoji=False)
+
+
+def printable(text: str) -> str:
+    r"""Make text of somebody else fit to be shown: on one line, and with no say over the terminal.
+
+    Args:
+        text: As it came.
+
+    Returns:
+        The same with what cannot be printed as escapes, a line end as ``\n``.
+    """
+    return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)
 
 
 def run(summary: Summary) -> RenderableType:

@@ -2,21 +2,23 @@
 
 from collections.abc import Iterable
 
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderResult
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
 from splitcore import tables
 from splitcore.client import Decision, Handoff, MachineRow, Overview
+from splitcore.tables import printable
 
-__all__ = ["frame"]
+__all__ = ["frame", "machine_table"]
 
-_BAR_CELLS = 20
+_BAR_CELLS_MIN, _BAR_CELLS = 4, 20
 _NAME_LETTERS = 14
 _STATES = {"up": "green", "draining": "yellow", "quarantined": "yellow", "away": "red", "lost": "red"}
 
 
-def frame(url: str, overview: Overview, *, machines: int = 32, decisions: int = 10) -> RenderableType:
+def frame(url: str, overview: Overview, *, machines: int = 32, decisions: int = 10) -> Group:
     """Draw one moment.
 
     Args:
@@ -40,7 +42,7 @@ def frame(url: str, overview: Overview, *, machines: int = 32, decisions: int = 
         Text(head, style="bold"),
         Text(counted),
         _pools(overview),
-        _machines(overview.machines[:machines]),
+        machine_table(overview.machines[:machines]),
         *([Text(f"and {left_out:,} machines more")] if left_out > 0 else []),
         *([_handoffs(overview.handoffs[:decisions])] if overview.handoffs else []),
         _decisions(overview.decisions[:decisions]),
@@ -56,34 +58,56 @@ def _pools(overview: Overview) -> Table:
     return table
 
 
-def _machines(rows: Iterable[MachineRow]) -> Table:
-    table = tables.ruled("machine", "pool", "state", "requests", "waiting tokens", "KV", "")
+def machine_table(rows: Iterable[MachineRow]) -> Table:
+    """Draw machines, one on each line.
+
+    Args:
+        rows: What the service tells of them.
+
+    Returns:
+        What `splitcore.tables.console` prints.
+    """
+    table = tables.ruled("machine", "pool", "state", "requests", "waiting\ntokens", "KV", "")
     for row in rows:
         share = row.kv_tokens / max(1, row.kv_capacity_tokens)
         pool = row.pool if row.pool == row.role else f"{row.pool} (of {row.role})"
-        state = Text(row.state, style=_STATES.get(row.state, ""))
-        table.add_row(
-            row.name, pool, state, f"{row.legs:,}", f"{row.prompt_pending_tokens:,}", f"{share:.0%}", _bar(share)
-        )
+        state = Text(printable(row.state), style=_STATES.get(row.state, ""))
+        counts = f"{row.legs:,}", f"{row.prompt_pending_tokens:,}", f"{share:.0%}"
+        table.add_row(_short(row.name), printable(pool), state, *counts, _Fill(share))
     return table
 
 
-def _bar(share: float) -> Text:
-    filled = min(_BAR_CELLS, round(share * _BAR_CELLS))
-    return Text("█" * filled + "·" * (_BAR_CELLS - filled), style="red" if share >= 0.95 else "cyan")
+class _Fill:
+    """A bar that is as long as there is room."""
+
+    def __init__(self, share: float) -> None:
+        self._share = share
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        return Measurement(_BAR_CELLS_MIN, _BAR_CELLS)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        cells = min(_BAR_CELLS, options.max_width)
+        filled = min(cells, round(self._share * cells))
+        yield Text("█" * filled + "·" * (cells - filled), style="red" if self._share >= 0.95 else "cyan")
 
 
 def _handoffs(handoffs: Iterable[Handoff]) -> Table:
     table = tables.ruled("handoff of", "from", "to", "tokens", "how", "stage", "not hidden [ms]")
     for one in handoffs:
         exposed = "-" if one.exposed_ms is None else f"{one.exposed_ms:.1f}"
-        tokens = f"{one.prompt_tokens:,}"
-        table.add_row(str(one.request_id), one.from_, one.to, tokens, one.transfer or "-", one.stage, exposed)
+        way = _short(one.from_), _short(one.to), f"{one.prompt_tokens:,}"
+        table.add_row(str(one.request_id), *way, printable(one.transfer or "-"), printable(one.stage), exposed)
     return table
 
 
 def _short(name: str) -> str:
-    return name if len(name) <= _NAME_LETTERS else f"{name[: _NAME_LETTERS - 2]}.."
+    """Cut a long name in its middle: machines are often told apart by their end."""
+    shown = printable(name)
+    if len(shown) <= _NAME_LETTERS:
+        return shown
+    kept = _NAME_LETTERS - 2
+    return f"{shown[: kept // 2]}..{shown[len(shown) - (kept - kept // 2) :]}"
 
 
 def _decisions(decisions: Iterable[Decision]) -> Table:
@@ -91,11 +115,12 @@ def _decisions(decisions: Iterable[Decision]) -> Table:
     for one in decisions:
         ago, name = f"{one.age_ms / 1000:.1f}", _short(one.name or str(one.request_id))
         if one.rejected is not None:
-            table.add_row(ago, name, Text(f"rejected: {one.rejected}", style="red"), "", "", "")
+            table.add_row(ago, name, Text(f"rejected: {printable(one.rejected)}", style="red"), "", "", "")
             continue
         attempt = f" #{one.attempt}" if (one.attempt or 1) > 1 else ""
-        machines = one.prompt or "-" if one.prompt == one.token else f"{one.prompt} -> {one.token}"
+        prompt, token = _short(one.prompt or "-"), _short(one.token or "-")
+        machines = prompt if one.prompt == one.token else f"{prompt} -> {token}"
         loads = f"{one.prompt_load or 0:,}, {one.token_load or 0:,}"
-        found = f"{one.prompt_step or '-'}, {one.token_step or '-'}"
-        table.add_row(ago, name + attempt, machines, found, loads, one.runner_up or "-")
+        found = printable(f"{one.prompt_step or '-'}, {one.token_step or '-'}")
+        table.add_row(ago, name + attempt, machines, found, loads, _short(one.runner_up or "-"))
     return table

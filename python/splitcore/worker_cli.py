@@ -1,12 +1,11 @@
 """The command ``splitcore worker``."""
 
+import os
 import signal
 import socket
-import ssl
 import sys
 import time
 from functools import partial
-from os import getpid
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +13,7 @@ import typer
 
 from splitcore.errors import wrong
 from splitcore.options import option
+from splitcore.service_options import trusting
 from splitcore.units import size
 
 if TYPE_CHECKING:
@@ -66,8 +66,8 @@ def worker(
 ) -> None:
     """Run a model for a `splitcore serve` that has one, as one of its machines.
 
-    It looks for its daemon until there is one. SIGTERM ends it after the pass that runs, with exit status 0: what it
-    held goes on elsewhere.
+    It looks for its daemon until there is one. SIGTERM ends it after the pass that runs, or at once while it loads the
+    model, with exit status 0: what it held goes on elsewhere.
     """
     _check(connect, peer_listen, transfer_listen, role, transfer)
     _check_tls(connect, tls_ca, tls_name)
@@ -82,7 +82,7 @@ def worker(
         raise wrong("model", "a folder with a config.json", model)
     given: dict[str, Any] = {
         "connect": connect,
-        "name": name or f"{role}-{socket.gethostname()}-{getpid()}",
+        "name": name or f"{role}-{socket.gethostname()}-{os.getpid()}",
         "role": role,
         "model": model_name or model.resolve().name,
         "secret": None if secret_file is None else secret_file.read_bytes(),
@@ -103,6 +103,7 @@ def worker(
     }
     stops = _Stops()
     loaded = _load(model, device, dtype, threads)
+    stops.holds_nothing = False
     count = blocks or memory // loaded.layout(block_tokens).block_bytes
     if count < 1:
         raise wrong("kv_memory", f"at least a block, {loaded.layout(block_tokens).block_bytes} bytes", memory)
@@ -114,10 +115,16 @@ class _Stops:
 
     def __init__(self) -> None:
         self.asked = False
+        self.holds_nothing = True
+        """As while it loads: nobody waits for anything of it, so it ends where it stands."""
         signal.signal(signal.SIGTERM, self._ask)
 
     def _ask(self, *_: object) -> None:
         self.asked = True
+        if self.holds_nothing:
+            # Not by an exception, which an import may take for its own.
+            os.write(2, b"splitcore worker: stopped while it loaded\n")
+            os._exit(0)
 
     def __call__(self) -> bool:
         return self.asked
@@ -143,12 +150,7 @@ def _check_tls(connect: str, ca: Path | None, name: str | None) -> None:
         return
     if connect.startswith("unix:"):
         raise wrong("tls_ca", "a --connect that is host:port", connect)
-    try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(ca)
-    except ssl.SSLError:
-        raise wrong("tls_ca", "a file of certificates in PEM", f"{ca}: no certificate in it") from None
-    except OSError as error:
-        raise wrong("tls_ca", "a file of certificates in PEM", f"{ca}: {error.strerror}") from None
+    trusting(ca)
 
 
 def _tell(line: str) -> None:

@@ -1,5 +1,7 @@
 """Finds httpx2, which not everybody who schedules needs."""
 
+from typing import TYPE_CHECKING, Any
+
 try:
     import httpx2 as httpx
 except ImportError as error:
@@ -7,7 +9,10 @@ except ImportError as error:
 
 from splitcore.errors import wrong
 
-__all__ = ["checked", "httpx"]
+if TYPE_CHECKING:
+    from splitcore.client.calls import Call
+
+__all__ = ["checked", "httpx", "unreachable"]
 
 
 def checked(url: str) -> str:
@@ -29,3 +34,17 @@ def checked(url: str) -> str:
     if read.scheme not in ("http", "https") or not read.host:
         raise wrong("url", "http://host:port", url)
     return url
+
+
+def unreachable(call: "Call[Any]", url: str, error: httpx.TransportError) -> str:
+    """Say that no answer came.
+
+    Args:
+        call: That was made.
+        url: Of the service.
+        error: Why.
+
+    Returns:
+        A message for people.
+    """
+    return f"{call.method} {call.path} at {url}: {str(error) or type(error).__name__}"

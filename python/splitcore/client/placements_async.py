@@ -7,7 +7,7 @@ from typing import Any, Literal, Self, TypeVar
 
 from splitcore.client import calls, results
 from splitcore.client.errors import UnreachableError
-from splitcore.client.needs import checked, httpx
+from splitcore.client.needs import checked, httpx, unreachable
 
 __all__ = ["AsyncPlacementClient"]
 
@@ -36,9 +36,9 @@ class AsyncPlacementClient:
         Raises:
             ConfigError: If the address is none.
         """
-        self._timeout_s = timeout_s
+        self._url, self._timeout_s = checked(url), timeout_s
         self._http = httpx.AsyncClient(
-            base_url=checked(url),
+            base_url=url,
             headers={} if secret is None else {"authorization": f"Bearer {secret}"},
             timeout=timeout_s,
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=None),
@@ -323,5 +323,5 @@ class AsyncPlacementClient:
                 call.method, call.path, content=call.content, params=call.params, headers=headers, timeout=timeout
             )
         except httpx.TransportError as error:
-            raise UnreachableError(f"{call.method} {call.path}: {str(error) or type(error).__name__}") from error
+            raise UnreachableError(unreachable(call, self._url, error)) from error
         return calls.answer(call, got.status_code, got.headers.get("retry-after"), got.content)

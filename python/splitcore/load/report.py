@@ -13,21 +13,28 @@ from splitcore.schema import Distribution, Gaps, RequestCounts
 
 __all__ = ["LoadSummary", "Outcome", "Seen", "quantiles", "summarise"]
 
-Outcome = Literal["completed", "rejected", "failed"]
+Outcome = Literal["completed", "rejected", "failed", "unfinished"]
 
 
 class LoadSummary(TypedDict):
-    """A load in numbers: latencies as in `splitcore.schema.Summary`, from the arrival that was planned."""
+    """A load in numbers: latencies as in `splitcore.schema.Summary`, from the arrival that was planned.
+
+    Of a load that was interrupted, the requests that had been sent; those under way are ``unfinished``.
+    """
 
     url: str
     model: str
     trace: str
     seed: int
     rate_rps: float | None
-    """Mean arrivals a second; None where all come at once."""
+    """Arrivals a second: as asked for, else the mean of those that were sent; None where all come at once."""
+    arrivals_s: float
+    """From the first arrival to the last. Over a short time the mean may be far from the rate that was asked for."""
     requests: RequestCounts
     errors: dict[str, int]
-    """Why requests were rejected or failed, and how many."""
+    """Why requests were rejected or failed, and how many; the most frequent first."""
+    first_error: str | None
+    """What was answered to the first of them that was sent, in the service's own words."""
     ttft_s: Distribution
     tbt_s: Distribution
     """Per request: (E2E - TTFT) / (output tokens - 1)."""
@@ -40,7 +47,7 @@ class LoadSummary(TypedDict):
     """Of completed requests, as counted by the service if it counts, else by events."""
     output_tokens_per_s: float | None
     duration_s: float
-    """From the first arrival to the last end."""
+    """From the first arrival to the last end, or to the interruption."""
     sent_late_s: float
     """How much later than planned a request was sent, at most. Where this is much, the sender was the bottleneck."""
     slo_ttft_s: float | None
@@ -54,13 +61,22 @@ class Seen:
     """One request as its client saw it. Times are seconds from the start of the load."""
 
     request: Request
-    sent_s: float = 0.0
-    outcome: Outcome = "failed"
+    sent_s: float = math.inf
+    """Infinite until it is sent."""
+    outcome: Outcome = "unfinished"
     why: str = ""
+    """What is counted: alike for all that failed alike."""
+    said: str = ""
+    """What the service, or the connection, says beyond that."""
     events_s: list[float] = field(default_factory=list)
     """When text came."""
     ended_s: float = 0.0
     output_tokens: int = 0
+
+    @property
+    def told(self) -> str:
+        """Why it did not complete, in full."""
+        return f"{self.why}: {self.said}" if self.said else self.why
 
     @property
     def ttft_s(self) -> float:
@@ -128,17 +144,19 @@ def summarise(
     model: str,
     trace: str,
     seed: int,
+    rate_rps: float | None = None,
     slo_ttft_s: float | None = None,
     slo_tbt_s: float | None = None,
 ) -> LoadSummary:
     """Work out a summary.
 
     Args:
-        seen: All requests, by arrival.
+        seen: All requests that were sent, by arrival; at least one.
         url: Of the service.
         model: It was asked for.
         trace: Name of the workload.
         seed: Of the workload.
+        rate_rps: That was asked for.
         slo_ttft_s: Limit on the time to the first token.
         slo_tbt_s: Limit on the time between tokens.
 
@@ -151,11 +169,12 @@ def summarise(
     errors: dict[str, int] = {}
     for one in seen:
         counts[one.outcome] += 1
-        if one.outcome != "completed":
+        if one.outcome in ("rejected", "failed"):
             errors[one.why] = errors.get(one.why, 0) + 1
     gaps = [later - earlier for one in seen for earlier, later in zip(one.events_s, one.events_s[1:], strict=False)]
     first, last = seen[0].request.arrival_s, seen[-1].request.arrival_s
     duration_s = max(one.ended_s for one in seen) - first
+    wrong = next((one for one in sorted(seen, key=lambda one: one.sent_s) if one.why), None)
     completed = [one for one in seen if one.outcome == "completed"]
     output_tokens = sum(one.output_tokens for one in completed)
     limits = [limit for limit in (slo_ttft_s, slo_tbt_s) if limit is not None]
@@ -170,9 +189,11 @@ def summarise(
         "model": model,
         "trace": trace,
         "seed": seed,
-        "rate_rps": (len(seen) - 1) / (last - first) if last > first else None,
+        "rate_rps": rate_rps or ((len(seen) - 1) / (last - first) if last > first else None),
+        "arrivals_s": last - first,
         "requests": counts,
         "errors": dict(sorted(errors.items(), key=lambda item: -item[1])),
+        "first_error": None if wrong is None else wrong.told,
         "ttft_s": quantiles(one.ttft_s for one in seen),
         "tbt_s": quantiles(tbt for one in seen if (tbt := one.tbt_s) is not None),
         "e2e_s": quantiles(one.e2e_s for one in seen),

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
@@ -31,6 +32,8 @@ class Target:
     ignore_eos: bool = False
     """Ask for outputs of the planned lengths, which is no part of OpenAI's interface."""
     secret: str | None = None
+    tls: ssl.SSLContext | None = None
+    """For ``https``; None trusts who the system trusts."""
     timeout_s: float | None = None
     """Without a word of the service, until a request counts as failed; None waits for ever."""
 
@@ -85,18 +88,26 @@ def base_url(url: str) -> str:
     return checked(url).rstrip("/").removesuffix("/v1").rstrip("/")
 
 
-def _client(headers: dict[str, str], timeout_s: float | None) -> "httpx.AsyncClient":
+def _client(target: Target) -> "httpx.AsyncClient":
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-    return httpx.AsyncClient(headers=headers, timeout=timeout_s, limits=limits, trust_env=False)
+    return httpx.AsyncClient(
+        headers=target.headers,
+        timeout=target.timeout_s,
+        limits=limits,
+        # Neither proxies nor credentials that somebody has set for something else.
+        trust_env=False,
+        verify=ssl.create_default_context() if target.tls is None else target.tls,
+    )
 
 
-def model_of(url: str, secret: str | None, timeout_s: float | None) -> str:
+def model_of(url: str, secret: str | None, timeout_s: float | None, tls: ssl.SSLContext | None = None) -> str:
     """Ask a service what it serves.
 
     Args:
         url: Of the service.
         secret: It asks for.
         timeout_s: To answer.
+        tls: For ``https``; None trusts who the system trusts.
 
     Returns:
         The first model's name.
@@ -106,7 +117,8 @@ def model_of(url: str, secret: str | None, timeout_s: float | None) -> str:
     """
     headers = {} if secret is None else {"authorization": f"Bearer {secret}"}
     try:
-        with httpx.Client(headers=headers, timeout=timeout_s, trust_env=False) as client:
+        verify = ssl.create_default_context() if tls is None else tls
+        with httpx.Client(headers=headers, timeout=timeout_s, trust_env=False, verify=verify) as client:
             answer = client.get(f"{url}/v1/models").raise_for_status()
         return str(answer.json()["data"][0]["id"])
     except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
@@ -115,22 +127,16 @@ def model_of(url: str, secret: str | None, timeout_s: float | None) -> str:
         ) from error
 
 
-async def send(
-    target: Target, requests: Sequence[Request], progress: Callable[[int, int], object] | None = None
-) -> list[Seen]:
+async def send(target: Target, seen: Sequence[Seen], progress: Callable[[int, int], object] | None = None) -> None:
     """Send requests at their arrivals and wait for all of them.
 
     Args:
         target: Where they go.
-        requests: By arrival.
+        seen: The requests, by arrival; what comes of each is noted here.
         progress: Called with the requests that have ended and the total.
-
-    Returns:
-        What came of each, in the order of the requests.
     """
     checked(target.url)
-    begun = time.perf_counter() - requests[0].arrival_s
-    seen = [Seen(request) for request in requests]
+    begun = time.perf_counter() - seen[0].request.arrival_s
     done = 0
 
     def ended(_: "asyncio.Task[None]") -> None:
@@ -139,13 +145,12 @@ async def send(
         if progress is not None:
             progress(done, len(seen))
 
-    async with _client(target.headers, target.timeout_s) as client, asyncio.TaskGroup() as tasks:
+    async with _client(target) as client, asyncio.TaskGroup() as tasks:
         for one in seen:
             # Made before its time, so that long prompts cost no lateness.
             body = json.dumps(target.body(one.request)).encode()
             await asyncio.sleep(max(0.0, begun + one.request.arrival_s - time.perf_counter()))
             tasks.create_task(_send(client, target, one, body, begun)).add_done_callback(ended)
-    return seen
 
 
 async def _send(client: "httpx.AsyncClient", target: Target, seen: Seen, body: bytes, begun: float) -> None:
@@ -154,15 +159,17 @@ async def _send(client: "httpx.AsyncClient", target: Target, seen: Seen, body: b
     try:
         async with client.stream("POST", target.url + target.path, content=body, headers=headers) as answer:
             if answer.status_code != 200:
+                content = await answer.aread()
                 seen.outcome = "rejected" if answer.status_code in _REJECTED else "failed"
-                seen.why = f"{answer.status_code} {_code(await answer.aread())}".strip()
+                seen.why, seen.said = f"{answer.status_code} {_code(content)}".strip(), _message(content)
             else:
                 await _follow(answer, seen, begun)
     except httpx.TimeoutException:
-        seen.why = "timeout"
+        seen.outcome, seen.why = "failed", "timeout"
     except httpx.HTTPError as error:
-        seen.why = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    seen.ended_s = time.perf_counter() - begun
+        seen.outcome, seen.why = "failed", type(error).__name__ + (f": {error}" if str(error) else "")
+    finally:
+        seen.ended_s = time.perf_counter() - begun
 
 
 async def _follow(answer: "httpx.Response", seen: Seen, begun: float) -> None:
@@ -172,7 +179,8 @@ async def _follow(answer: "httpx.Response", seen: Seen, begun: float) -> None:
     async for event in _events(answer):
         now_s = time.perf_counter() - begun
         if "error" in event:
-            seen.why = f"stream: {_code(json.dumps(event).encode())}"
+            content = json.dumps(event).encode()
+            seen.outcome, seen.why, seen.said = "failed", f"stream: {_code(content)}", _message(content)
             return
         usage = event.get("usage") or {}
         counted = usage.get("completion_tokens", counted)
@@ -181,6 +189,7 @@ async def _follow(answer: "httpx.Response", seen: Seen, begun: float) -> None:
                 seen.events_s.append(now_s)
             finish = choice.get("finish_reason") or finish
     if finish is None or finish == "error":
+        seen.outcome = "failed"
         seen.why = "the stream broke off" if finish is None else "finish_reason error"
         return
     seen.outcome = "completed"
@@ -205,8 +214,18 @@ async def _events(answer: "httpx.Response") -> AsyncIterator[dict[str, Any]]:
 
 def _code(content: bytes) -> str:
     """What an error calls itself."""
+    error = _error(content)
+    return str(error.get("code") or error.get("type") or error.get("message") or "")
+
+
+def _message(content: bytes) -> str:
+    """What an error says to people."""
+    return str(_error(content).get("message") or "")
+
+
+def _error(content: bytes) -> dict[str, Any]:
     try:
         error = json.loads(content)["error"]
-        return str(error.get("code") or error.get("type") or error.get("message") or "")
-    except (ValueError, LookupError, TypeError, AttributeError):
-        return ""
+    except (ValueError, LookupError, TypeError):
+        return {}
+    return error if isinstance(error, dict) else {"message": error}
