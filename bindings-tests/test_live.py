@@ -19,6 +19,7 @@ import openai
 import live_kit
 from engine_pair import Reference
 from splitcore.launch import Launch
+from terminal import children, terminal, wait_gone
 
 REQUESTS = 200
 AT_ONCE = 12
@@ -179,6 +180,47 @@ def test_the_official_client_streams_from_it(live):
         client.completions.create(model="other", prompt="w10", max_tokens=1)
     with pytest.raises(openai.BadRequestError, match="max_tokens"):
         client.completions.create(model="tiny", prompt="w10", max_tokens=0)
+
+
+@pytest.mark.timeout(300)
+def test_the_demonstration_shows_what_its_clients_met_and_stops_at_ctrl_c(model, tmp_path):
+    folder, _ = model
+    pair = ("--prompt", "1", "--token", "1", "--keep")
+    load = ("--requests", "3", "--rate", "5", "--prompt-max", "40", "--output-max", "4")
+    command = ("-m", "splitcore.cli", "demo", "--model", str(folder), "--listen", "127.0.0.1:0", *pair, *load)
+    with terminal(*command, columns=200, TMPDIR=str(tmp_path)) as run:
+        run.wait_for("stays up until Ctrl-C")
+        started = children(run.process.pid)
+        assert len(started) == 3
+        run.type(b"\x03")
+        assert run.end() == 0, run.said
+        wait_gone(started)
+    assert "3 requests: 3 completed" in run.said
+    # The three, and the question; what warmed the workers is not counted.
+    assert "KV of 4 requests moved layer-wise (layer by layer during the prefill)" in run.said, run.said
+    for name in ("prompt-0", "token-0"):
+        assert f"{name}: stopped; " in run.said
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("how", ["ctrl-c", "killed"])
+def test_the_demonstration_ends_while_it_loads_the_model(how, model, tmp_path):
+    folder, _ = model
+    command = ("-m", "splitcore.cli", "demo", "--model", str(folder), "--listen", "127.0.0.1:0")
+    with terminal(*command, columns=200, TMPDIR=str(tmp_path)) as run:
+        run.wait_for("starting a service")
+        while len(children(run.process.pid)) < 5:
+            assert run.process.poll() is None, run.said
+        started = children(run.process.pid)
+        if how == "ctrl-c":
+            run.type(b"\x03")
+        else:
+            run.process.kill()
+        assert run.end() == (130 if how == "ctrl-c" else -9), run.said
+        wait_gone(started)
+    assert "error" not in run.said
+    assert how == "killed" or list(tmp_path.iterdir()) == []
 
 
 def test_the_page_shows_machines_handoffs_and_why_in_a_browser(live, tmp_path):

@@ -98,12 +98,18 @@ def _fails(*options: str) -> str:
 
 def test_a_wrong_option_is_told_in_one_line() -> None:
     assert "--kv-fill-max: expected 0 to 1, got 1.5" in _fails("--kv-fill-max", "1.5")
-    assert "policy: unknown variant `fifo`, expected one of `splitwise`" in _fails("--policy", "fifo")
+    for option, given, known in [("--policy", "fifo", "jsq"), ("--mixed-return", "soon", "idle")]:
+        told = _fails(option, given)
+        assert told.startswith(f"splitcore: error: {option}: ")
+        assert given in told
+        assert known in told
+    assert "--seed: expected a whole number" in _fails("--seed", "-1")
+    assert "--listen: nowhere: " in _fails("--listen", "nowhere")
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        assert f"listen: {address}: " in _fails("--listen", address)
+        assert f"error: --listen: {address}: " in _fails("--listen", address)
 
 
 def test_the_native_call_refuses_what_it_does_not_know() -> None:

@@ -1,5 +1,9 @@
 """The worker's command line and its loop, without an engine."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -50,6 +54,30 @@ def model(tmp_path):
 def test_bad_input_is_one_clear_error(cli, options, told):
     done = cli(*GIVEN, *options, code=2)
     assert done.stderr.splitlines() == [f"splitcore: error: {told}"]
+
+
+@pytest.mark.usefixtures("model")
+def test_sigterm_ends_it_while_it_loads_its_model(tmp_path):
+    stub = tmp_path / "stub" / "torch"
+    stub.mkdir(parents=True)
+    # As an import that takes long, and that takes an exception for a reason to try something else.
+    (stub / "__init__.py").write_text(
+        "import sys, time\n"
+        "try:\n    print('importing', file=sys.stderr, flush=True)\n    time.sleep(600)\nexcept BaseException: pass\n"
+    )
+    paths = os.pathsep.join([str(tmp_path / "stub"), str(Path(splitcore.__file__).parent.parent)])
+    with subprocess.Popen(
+        [sys.executable, "-m", "splitcore.cli", *GIVEN],
+        cwd=tmp_path, env=os.environ | {"PYTHONPATH": paths}, stderr=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        said = iter(process.stderr)
+        try:
+            assert any("importing" in line for line in said)
+            process.terminate()
+            assert process.wait(20) == 0
+            assert list(said) == ["splitcore worker: stopped while it loaded\n"]
+        finally:
+            process.kill()
 
 
 def test_a_daemon_and_a_model_must_be_named(cli):

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from splitcore.errors import wrong
 from splitcore.options import option
+from splitcore.units import OptionError
 
 __all__ = ["demo"]
 
@@ -21,11 +21,12 @@ def demo(
     prompt: Annotated[int, _run("N", "Prompt workers.")] = 2,
     token: Annotated[int, _run("N", "Token workers.")] = 2,
     listen: Annotated[str | None, _run("ADDR", "Of the service; by default 127.0.0.1:8090, if it is free.")] = None,
+    transfer: Annotated[str, _run("NAME", "How KV moves: auto, serialized or layer-wise.")] = "layer-wise",
     event_log: Annotated[Path | None, _run("DIR", "Log every event, for splitcore replay.")] = None,
     requests: Annotated[int, _traffic("N", "Requests of real conversation lengths.")] = 16,
-    prompt_max: Annotated[int, _traffic("N", "Longer prompts are cut to so many tokens.")] = 512,
-    output_max: Annotated[int, _traffic("N", "Longer outputs are cut to so many tokens.")] = 64,
-    rate: Annotated[float, _traffic("R", "Requests a second.")] = 0.5,
+    prompt_max: Annotated[int, _traffic("N", "Longer prompts are cut to so many tokens.")] = 128,
+    output_max: Annotated[int, _traffic("N", "Longer outputs are cut to so many tokens.")] = 24,
+    rate: Annotated[float, _traffic("R", "Requests a second.")] = 0.4,
     seed: Annotated[int, _traffic("N", "Of arrivals and lengths.")] = 0,
     keep: Annotated[bool, typer.Option("--keep", help="Stay up afterwards, until Ctrl-C.")] = False,
 ) -> None:
@@ -38,13 +39,14 @@ def demo(
 
     for name, count in {"prompt": prompt, "token": token, "requests": requests}.items():
         if count < 1:
-            raise wrong(name, "at least 1", count)
+            raise OptionError(name, "at least 1", str(count))
     is_whole = main(
         Plan(
             model=model,
             listen=listen,
             prompt=prompt,
             token=token,
+            transfer=transfer,
             requests=requests,
             prompt_max=prompt_max,
             output_max=output_max,

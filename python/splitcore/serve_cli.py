@@ -2,9 +2,10 @@
 
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from splitcore import _native
+from splitcore.errors import wrong
 from splitcore.options import option
 
 __all__ = ["serve"]
@@ -70,4 +71,19 @@ def serve(
     SIGTERM ends it: it is not ready at once, goes on while placements live, at most --drain-s, and exits with 0.
     """
     options = {name: str(value) if isinstance(value, Path) else value for name, value in locals().items()}
-    _native.serve(options)
+    try:
+        _native.serve(options)
+    except _native.ConfigError:
+        raise
+    except _native.SplitcoreError as error:
+        raise _of_option(str(error), options) from None
+
+
+def _of_option(message: str, options: dict[str, Any]) -> _native.SplitcoreError:
+    """Name the option as the command line does, where the message begins with its name."""
+    name, _, rest = message.partition(": ")
+    if name not in options:
+        return _native.SplitcoreError(message)
+    if rest.startswith("OverflowError"):
+        return wrong(name, "a whole number that is not negative, nor so large", options[name])
+    return _native.SplitcoreError(f"--{name.replace('_', '-')}: {rest}")
