@@ -5,10 +5,12 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
 
+use splitcore_secret::Secret;
+
 use crate::error::HandshakeError;
 use crate::handshake::{
     Answer, Backend, Bounded, Endpoint, Hello, Incarnation, Offer, PROTOCOL, Welcome, boot_id, choose,
-    receive, send,
+    receive, send, show,
 };
 use crate::pool::Pool;
 use crate::transfer::Link;
@@ -18,6 +20,8 @@ use crate::transfer::Link;
 pub struct ConnectOptions {
     /// The model, by a name or a hash; the receiver must say the same.
     pub model: String,
+    /// What the two share besides the key of the endpoint, if anything.
+    pub secret: Option<Secret>,
     /// The backend, if it is not to be chosen.
     pub backend: Option<Backend>,
     /// How long connecting and the handshake may take.
@@ -35,6 +39,7 @@ impl ConnectOptions {
     pub fn new(model: impl Into<String>) -> Self {
         Self {
             model: model.into(),
+            secret: None,
             backend: None,
             within: Duration::from_secs(5),
             checksums: None,
@@ -70,7 +75,6 @@ pub fn connect(
         model: options.model.clone(),
         shape: *pool.shape(),
         checksums: options.checksums.unwrap_or(backend == Backend::Tcp),
-        extra: serde_json::Value::Null,
     };
     match backend {
         Backend::CudaIpc => crate::cuda::connect(pool, to, &hello, options),
@@ -82,16 +86,20 @@ pub fn connect(
     }
 }
 
-/// Says hello and hears the welcome.
+/// Shows that it may come, says hello and hears the welcome.
 ///
 /// # Errors
 /// As [`connect`].
 pub(crate) fn greet(
     stream: &mut impl Bounded,
+    to: &Endpoint,
     hello: &Hello,
-    within: Duration,
+    options: &ConnectOptions,
 ) -> Result<Welcome, HandshakeError> {
-    send(stream, hello, within)?;
+    let within = options.within;
+    let secret = to.key.with(options.secret.as_ref());
+    let greeting = show(stream, to.incarnation, &secret, within)?.greeting(hello.clone());
+    send(stream, &greeting, within)?;
     let welcome = match receive::<Answer>(stream, within)? {
         Answer::Welcome(welcome) => *welcome,
         Answer::Refused(why) => return Err(HandshakeError::Refused(why)),

@@ -161,6 +161,14 @@ pub enum TransferError {
         /// What is wrong with it.
         range: RangeError,
     },
+    /// A grant that names a block more than once.
+    #[error("{key}: block {block:?} is granted twice; each block of a request is there once", block = block.0)]
+    GrantedTwice {
+        /// Which transfer.
+        key: TransferKey,
+        /// Which block.
+        block: BlockId,
+    },
     /// Two ranges of one call that write the same bytes.
     #[error("{key}, layer {layer}: block {block:?} is written twice at offset {offset}", block = block.0)]
     Overlap {

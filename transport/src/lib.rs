@@ -21,6 +21,8 @@
 //! - **One end.** Every transfer that was begun comes to exactly one [`Completion`], failure and stop included.
 //! - **Fencing.** After [`Landing::stop`] blocks stay untouchable until [`Arrival::Fenced`]: over TCP at once, since
 //!   only the receiver's own thread writes; over shared memory and CUDA IPC when the writer acknowledges or dies.
+//! - **Strangers learn and reach nothing.** Who connects shows to know the key of the endpoint before either side says
+//!   anything of itself, and each transfer over a stream the token of its grant.
 //! - **Bounds.** A plan names blocks and offsets, not addresses, so both sides check every range.
 //! - **No hidden timeouts.** Deadlines are arguments or options, and an error says what was waited for.
 //! - **No busy waiting.** Whoever waits sleeps, on a futex or a descriptor.
@@ -31,6 +33,7 @@ mod cuda;
 mod error;
 mod faulty;
 mod handshake;
+mod knock;
 mod landing;
 mod ledger;
 mod local;
@@ -61,11 +64,13 @@ pub use cuda::{DeviceLayers, DeviceStream, DeviceView, cuda_adopt, cuda_devices,
 pub use error::{HandshakeError, MemoryError, TransferError};
 pub use faulty::{Faults, Faulty, Injected, Kinds};
 pub use handshake::{Backend, Endpoint, Incarnation, Offer, PROTOCOL, boot_id, choose};
+pub use knock::is_dead;
 pub use landing::{Arrival, Landing, Writer, Writing};
 pub use memory::Mapping;
 pub use outcomes::{Outcome, Outcomes, Overdue};
 pub use pool::Pool;
 pub use receiver::{ListenOptions, Receiver};
+pub use splitcore_secret::{Key, Secret, Token};
 pub use throttle::{Throttle, Wire};
 pub use transfer::{Completion, Grant, Link, PeerState, TransferKey, Wake};
 pub use word::{Generation, LayerSeal};

@@ -35,7 +35,6 @@ pub fn hello(
         model: model.to_owned(),
         shape: *pool.shape(),
         checksums: false,
-        extra: serde_json::Value::Null,
     };
     serde_json::to_string(&hello).map_err(|error| HandshakeError::Malformed(error.to_string()))
 }

@@ -6,13 +6,18 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use splitcore_secret::{Key, Secret};
+
 use crate::cuda::DeviceLayers;
 use crate::error::HandshakeError;
-use crate::handshake::{Answer, Backend, Endpoint, Hello, Incarnation, boot_id, receive, send};
+use crate::handshake::{
+    Answer, Backend, Bounded, Endpoint, Greeting, Hello, Incarnation, Verdict, boot_id, demand, receive, send,
+};
 use crate::landing::Landing;
 use crate::pool::Pool;
 use crate::sockets::{Flag, ready};
@@ -20,11 +25,17 @@ use crate::sockets::{Flag, ready};
 /// After a connection that could not be accepted.
 const RESPITE: Duration = Duration::from_millis(100);
 
+/// Connections of those who have not shown to know the key, at most: the oldest makes room. Whoever may come in has done
+/// so within a few messages.
+const STRANGERS_MAX: usize = 64;
+
 /// How a receiver listens.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ListenOptions {
     /// The model, by a name or a hash; senders must say the same.
     pub model: String,
+    /// What senders must know besides the key of the endpoint, if anything.
+    pub secret: Option<Secret>,
     /// Transfers at once. Over a device's pool there are at most 32.
     pub slots: u32,
     /// Where the folder of the local socket is made; `None` for the system's folder of temporary files.
@@ -46,6 +57,7 @@ impl ListenOptions {
     pub fn new(model: impl Into<String>) -> Self {
         Self {
             model: model.into(),
+            secret: None,
             slots: 256,
             folder: None,
             local: true,
@@ -67,6 +79,8 @@ pub(crate) enum Stream {
 pub(crate) struct Serving {
     pub(crate) landing: Landing,
     pub(crate) options: ListenOptions,
+    /// What senders show to know.
+    pub(crate) secret: Secret,
     pub(crate) host: String,
     pub(crate) backends: Vec<Backend>,
     /// Of a device's pool.
@@ -79,6 +93,8 @@ struct Connection {
     thread: JoinHandle<()>,
     /// Gone when its thread has ended.
     stream: Weak<Stream>,
+    /// Whether it has shown to know the key.
+    known: Arc<AtomicBool>,
 }
 
 /// Sockets, and a thread for each connection. Dropped, it ends every connection and joins every thread; transfers that have not landed
@@ -113,11 +129,13 @@ impl Receiver {
             backends.push(Backend::Tcp);
         }
         let host = boot_id()?;
+        let key = Key::random().map_err(io("random key"))?;
         let slots = crate::cuda::slots_for(&pool, options.slots);
         let landing = Landing::new(pool, me, slots)?;
         let serving = Arc::new(Serving {
             layers: DeviceLayers::of(&landing)?,
             landing,
+            secret: key.with(options.secret.as_ref()),
             options,
             host: host.clone(),
             backends: backends.clone(),
@@ -126,13 +144,22 @@ impl Receiver {
         let device = crate::cuda::device_name(serving.landing.pool());
         let mut receiver = Self {
             serving: serving.clone(),
-            endpoint: Endpoint { incarnation: me, host, unix: None, tcp: None, backends, device, nixl: None },
+            endpoint: Endpoint {
+                incarnation: me,
+                host,
+                unix: None,
+                tcp: None,
+                backends,
+                device,
+                nixl: None,
+                key,
+            },
             accepting: Vec::new(),
             connections: Arc::default(),
             folder: None,
         };
         if serving.options.local {
-            receiver.listen_local(me)?;
+            receiver.listen_local()?;
         }
         if let Some(address) = serving.options.tcp {
             receiver.listen_tcp(address)?;
@@ -140,9 +167,11 @@ impl Receiver {
         Ok(receiver)
     }
 
-    fn listen_local(&mut self, me: Incarnation) -> Result<(), HandshakeError> {
+    fn listen_local(&mut self) -> Result<(), HandshakeError> {
         let folder = self.serving.options.folder.clone().unwrap_or_else(std::env::temp_dir);
-        let folder = folder.join(format!("splitcore-{}-{me}", std::process::id()));
+        // A name of its own: whoever lists the folder beside it learns nothing of this life.
+        let name = Incarnation::random()?;
+        let folder = folder.join(format!("splitcore-{}-{name}", std::process::id()));
         let named = |path: &Path| path.display().to_string();
         sweep(folder.parent());
         std::fs::DirBuilder::new().mode(0o700).create(&folder).map_err(io(named(&folder)))?;
@@ -234,15 +263,22 @@ fn adopt(serving: &Arc<Serving>, connections: &Mutex<Vec<Connection>>, stream: S
     if connections.len() >= serving.options.connections_max {
         return;
     }
-    let stream = Arc::new(stream);
-    let (serving, held) = (serving.clone(), Arc::downgrade(&stream));
+    let strangers = || connections.iter().filter(|connection| !connection.known.load(Ordering::Relaxed));
+    let waits = strangers().filter_map(|connection| connection.stream.upgrade());
+    if strangers().count() >= STRANGERS_MAX
+        && let Some(oldest) = waits.into_iter().next()
+    {
+        oldest.close();
+    }
+    let (stream, known) = (Arc::new(stream), Arc::<AtomicBool>::default());
+    let (serving, held, knows) = (serving.clone(), Arc::downgrade(&stream), known.clone());
     let thread = std::thread::Builder::new().name("kv-connection".to_owned()).spawn(move || {
         // What a peer did wrong was told to the peer; the receiver goes on.
-        let _ = stream.another().map(|stream| stream.serve(&serving));
+        let _ = stream.another().map(|stream| stream.serve(&serving, &knows));
         stream.close();
     });
     if let Ok(thread) = thread {
-        connections.push(Connection { thread, stream: held });
+        connections.push(Connection { thread, stream: held, known });
     }
 }
 
@@ -268,33 +304,38 @@ impl Stream {
     }
 
     /// The life of a connection.
-    fn serve(self, serving: &Serving) -> Result<(), HandshakeError> {
-        let within = serving.options.handshake_within;
+    fn serve(self, serving: &Serving, known: &AtomicBool) -> Result<(), HandshakeError> {
         match self {
             Self::Unix(mut stream) => {
-                let hello = admit(&mut stream, serving, within, true)?;
+                let hello = admit(&mut stream, serving, known, true)?;
                 match hello.backend {
                     Backend::CudaIpc => crate::cuda::serve(stream, &hello, serving),
                     _ => crate::shm::serve(stream, &hello, serving),
                 }
             }
             Self::Tcp(mut stream) => {
-                let hello = admit(&mut stream, serving, within, false)?;
+                let hello = admit(&mut stream, serving, known, false)?;
                 crate::tcp::serve(stream, &hello, serving)
             }
         }
     }
 }
 
-/// Receives a hello and checks it; one that does not fit is told why.
+/// Has a sender show that it may come, and then say who it is. One who may come and does not fit is told why.
 fn admit(
-    stream: &mut impl crate::handshake::Bounded,
+    stream: &mut impl Bounded,
     serving: &Serving,
-    within: Duration,
+    known: &AtomicBool,
     local: bool,
 ) -> Result<Hello, HandshakeError> {
-    let landing = &serving.landing;
-    let checked = receive::<Hello>(stream, within).and_then(|hello| {
+    let (landing, within) = (&serving.landing, serving.options.handshake_within);
+    let proven = demand(stream, landing.owner(), &serving.secret, within).inspect_err(|error| {
+        // Best effort: the peer may be gone, or be no peer of ours.
+        let _ = send(stream, &Verdict::Refused(error.to_string()), within);
+    })?;
+    known.store(true, Ordering::Relaxed);
+    let greeted = receive::<Greeting>(stream, within).and_then(|greeting| proven.greeted(greeting));
+    let checked = greeted.and_then(|hello| {
         let by_socket = |backend: &Backend| (*backend != Backend::Tcp) == local;
         let backends: Vec<Backend> = serving.backends.iter().copied().filter(by_socket).collect();
         hello.check(
@@ -307,7 +348,6 @@ fn admit(
         Ok(hello)
     });
     if let Err(error) = &checked {
-        // Best effort: the peer may be gone, or be no peer of ours.
         let _ = send(stream, &Answer::Refused(error.to_string()), within);
     }
     checked

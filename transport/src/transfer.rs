@@ -7,6 +7,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use splitcore_core::id::RequestId;
 use splitcore_core::kv::{BlockId, KvRange, PoolShape};
+use splitcore_secret::Token;
 
 use crate::error::TransferError;
 use crate::handshake::Incarnation;
@@ -62,6 +63,8 @@ pub struct Grant {
     pub blocks: Vec<BlockId>,
     /// Bytes that this writer puts in each layer.
     pub layer_bytes: u64,
+    /// Shows that its bearer has this leave: the rest of it can be guessed.
+    pub token: Token,
 }
 
 /// What is known of the other side.

@@ -8,10 +8,8 @@
 #![forbid(unsafe_code)]
 
 pub mod address;
-pub mod auth;
 pub mod backoff;
 pub mod codec;
-pub mod hex;
 pub mod link;
 #[cfg(feature = "tokio")]
 pub mod listen;
@@ -24,3 +22,6 @@ pub mod roster;
 pub mod session;
 mod stream;
 pub mod tls;
+
+pub use splitcore_secret as auth;
+pub use splitcore_secret::hex;

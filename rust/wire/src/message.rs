@@ -10,6 +10,7 @@ use splitcore_core::leg::{Command, Notice, Peer, Work};
 
 use serde::{Deserialize, Serialize};
 
+use crate::auth::Key;
 use crate::hex::{Nonce, Proof};
 
 /// The version of all that is in this module. Two sides speak the same one or not at all.
@@ -104,6 +105,9 @@ pub struct PeerAddress {
     pub peer: String,
     /// Where its transports take KV, in their own words.
     pub transfer: String,
+    /// What whoever dials it must show to know.
+    #[serde(default)]
+    pub key: Key,
 }
 
 /// A worker says who it is.
@@ -129,6 +133,8 @@ pub struct Hello {
     pub peer: String,
     /// Where its transports take KV; as in [`PeerAddress`].
     pub transfer: String,
+    /// What whoever dials it must show to know, for those that the daemon has hand over to it or take from it.
+    pub key: Key,
     /// For the other side's proof.
     pub nonce: Nonce,
     /// That it knows the secret, if there is one.
@@ -311,7 +317,18 @@ pub struct Challenge {
     pub secret: bool,
 }
 
-/// The machine that has set blocks aside says who it is to the one that will write them.
+/// The machine that has set blocks aside shows the one that will write them that it may speak to it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PeerProof {
+    /// [`Key::name`] of the key of the life that it looks for.
+    pub key: Nonce,
+    /// For the other side's proof.
+    pub nonce: Nonce,
+    /// That it knows that key, and the secret, if there is one.
+    pub proof: Proof,
+}
+
+/// And then says who it is.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PeerHello {
     /// [`PROTOCOL`].
@@ -320,10 +337,8 @@ pub struct PeerHello {
     pub address: PeerAddress,
     /// How its KV lies.
     pub layout: KvLayout,
-    /// For the other side's proof.
-    pub nonce: Nonce,
-    /// That it knows the secret, if there is one.
-    pub proof: Option<Proof>,
+    /// That whoever has shown to know the key is this machine, and speaks to that one.
+    pub proof: Proof,
 }
 
 /// A peer is let in.
@@ -331,14 +346,14 @@ pub struct PeerHello {
 pub struct PeerWelcome {
     /// [`PROTOCOL`].
     pub protocol: u32,
-    /// Who answers: another incarnation than was looked for shows that the one looked for is gone.
+    /// Who answers.
     pub machine: MachineId,
     /// Time between two `Ping`s.
     pub ping_interval_ns: u64,
     /// A side that has said nothing for this long counts as gone.
     pub silence_limit_ns: u64,
-    /// That it knows the secret, if there is one.
-    pub proof: Option<Proof>,
+    /// That whoever has shown to know the key is this machine, and speaks to that one.
+    pub proof: Proof,
 }
 
 /// What goes with a `Grant`.
@@ -357,6 +372,13 @@ pub struct GrantBody {
 pub enum ToPeer {
     /// The first frame of all, from the source.
     Challenge(Challenge),
+    /// The destination shows that it may speak to the source. Nothing is said of either before.
+    Prove(PeerProof),
+    /// The source shows that it is the one that was looked for.
+    Proved {
+        /// That it knows the key too.
+        proof: Proof,
+    },
     /// The destination says who it is.
     Hello(Box<PeerHello>),
     /// Let in.
@@ -429,6 +451,8 @@ impl Named for ToPeer {
     fn name(&self) -> &'static str {
         match self {
             Self::Challenge(_) => "challenge",
+            Self::Prove(_) => "prove",
+            Self::Proved { .. } => "proved",
             Self::Hello(_) => "hello",
             Self::Welcome(_) => "welcome",
             Self::Refused(_) => "refused",

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 
 use splitcore_core::id::MachineId;
 
+use crate::auth::Key;
 use crate::message::{Hello, PeerAddress, Refusal};
 
 /// A worker that has been let in.
@@ -47,7 +48,12 @@ impl Roster {
             }
         }
         let machine = MachineId { index, incarnation: hello.incarnation };
-        let address = PeerAddress { machine, peer: hello.peer.clone(), transfer: hello.transfer.clone() };
+        let address = PeerAddress {
+            machine,
+            peer: hello.peer.clone(),
+            transfer: hello.transfer.clone(),
+            key: hello.key,
+        };
         self.places.insert(index, Member { name: hello.name.clone(), address });
         self.names.insert(hello.name.clone(), index);
         Ok(machine)
@@ -68,7 +74,8 @@ impl Roster {
     /// Where a machine is reached. One that has been replaced is not there any more, and its addresses are empty.
     pub fn address(&self, machine: MachineId) -> PeerAddress {
         let here = self.places.get(&machine.index).map(|member| &member.address);
-        let gone = || PeerAddress { machine, peer: String::new(), transfer: String::new() };
+        let gone =
+            || PeerAddress { machine, peer: String::new(), transfer: String::new(), key: Key::default() };
         here.filter(|here| here.machine == machine).cloned().unwrap_or_else(gone)
     }
 }

@@ -14,9 +14,9 @@ use splitcore_core::id::MachineId;
 use splitcore_core::kv::Dtype;
 use splitcore_core::leg::Peer;
 use splitcore_wire::address::Address;
-use splitcore_wire::auth::Secret;
+use splitcore_wire::auth::{Key, Party, Secret, prove};
 use splitcore_wire::backoff::Backoff;
-use splitcore_wire::codec::encode;
+use splitcore_wire::codec::{decode, encode};
 use splitcore_wire::message::*;
 use splitcore_wire::peers::{Peers, PeersEvent, PeersOptions};
 use splitcore_wire::session::{CloseReason, Limits, PeerIdentity, Settings};
@@ -374,6 +374,19 @@ fn one_who_is_gone_has_no_session_until_it_is_spoken_to_again() {
     assert_eq!(here.lost().to_string(), "address \"\": expected host:port or unix:/path");
 }
 
+fn hear(stream: &mut TcpStream) -> Option<ToPeer> {
+    let mut header = [0; 4];
+    stream.read_exact(&mut header).ok()?;
+    let mut body = vec![0; u32::from_le_bytes(header) as usize];
+    stream.read_exact(&mut body).ok()?;
+    decode(&body).ok()
+}
+
+/// Says it, as one that hears what is answered.
+fn tell(stream: &mut TcpStream, message: &ToPeer) {
+    let _ = stream.write_all(&encode(message, 1 << 20).unwrap());
+}
+
 /// A source by hand, which lets the next one in and says nothing more.
 fn silent_source(limits: Limits) -> (PeerAddress, TcpListener) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -381,24 +394,61 @@ fn silent_source(limits: Limits) -> (PeerAddress, TcpListener) {
         PeerAddress { peer: listener.local_addr().unwrap().to_string(), ..kit::address(kit::SOURCE) };
     let Limits { ping_interval_ns, silence_limit_ns, .. } = limits;
     let of = listener.try_clone().unwrap();
+    let secret = address.key.with(None);
     std::thread::spawn(move || {
         let mut streams = Vec::new();
         for mut stream in of.incoming().map_while(Result::ok) {
-            let challenge = Challenge { secret: false, ..kit::challenge() };
-            let welcome =
-                PeerWelcome { ping_interval_ns, silence_limit_ns, proof: None, ..kit::peer_welcome() };
-            for message in [ToPeer::Challenge(challenge), ToPeer::Welcome(welcome)] {
-                let _ = stream.write_all(&encode(&message, 4096).unwrap());
-                // The hello is read before the welcome is written.
-                let mut header = [0; 4];
-                if matches!(message, ToPeer::Challenge(_)) && stream.read_exact(&mut header).is_ok() {
-                    let _ = stream.read_exact(&mut vec![0; u32::from_le_bytes(header) as usize]);
-                }
-            }
+            tell(&mut stream, &ToPeer::Challenge(Challenge { secret: false, ..kit::challenge() }));
+            let Some(ToPeer::Prove(shown)) = hear(&mut stream) else { continue };
+            let proof = |name| prove(&secret, Party::Source, &kit::CHALLENGE, &shown.nonce, name);
+            tell(&mut stream, &ToPeer::Proved { proof: proof("") });
+            let Some(ToPeer::Hello(_)) = hear(&mut stream) else { continue };
+            let proof = proof("0.5 to 2.7");
+            let welcome = PeerWelcome { ping_interval_ns, silence_limit_ns, proof, ..kit::peer_welcome() };
+            tell(&mut stream, &ToPeer::Welcome(welcome));
             streams.push(stream);
         }
     });
     (address, listener)
+}
+
+#[test]
+fn strangers_learn_nothing_and_keep_nobody_out() {
+    let there = Worker::start(kit::SOURCE, kit::settings());
+    let here = Worker::start(kit::MACHINE, kit::settings());
+    here.grant(&there.address, 0);
+    assert_eq!((there.next(), granted(&there.next())), (opened_by(&here), 0));
+    // The honest machine's name, its address and all that is public of it, without the key; as any other machine, too.
+    for machine in [kit::MACHINE, kit::SOURCE, MachineId { index: 9, incarnation: 9 }] {
+        let mut stream = TcpStream::connect(&there.address.peer).unwrap();
+        let Some(ToPeer::Challenge(challenge)) = hear(&mut stream) else { panic!("no challenge") };
+        let guess = Key::random().unwrap();
+        let proof = prove(&guess.with(None), Party::Destination, &challenge.nonce, &kit::NONCE, "");
+        let (key, nonce) = (there.address.key.name(), kit::NONCE);
+        tell(&mut stream, &ToPeer::Prove(PeerProof { key, nonce, proof }));
+        let address = kit::address(machine);
+        tell(&mut stream, &ToPeer::Hello(Box::new(PeerHello { address, ..kit::peer_hello() })));
+        let Some(ToPeer::Refused(refusal)) = hear(&mut stream) else { panic!("let in") };
+        assert_eq!(refusal, Refusal::new("proof", "another secret", "a proof that does not match"));
+    }
+    // More of them than there is room for, all silent: the oldest are let go, and one who may come in does.
+    let silent: Vec<TcpStream> = (0..200)
+        .map(|_| {
+            let stream = TcpStream::connect(&there.address.peer).unwrap();
+            stream.set_read_timeout(Some(WAIT)).unwrap();
+            stream
+        })
+        .collect();
+    let third = Worker::start(MachineId { index: 3, incarnation: 1 }, kit::settings());
+    third.grant(&there.address, 1);
+    assert_eq!((there.next(), granted(&there.next())), (opened_by(&third), 1));
+    for mut stream in &silent[..200 - 64] {
+        let mut said = Vec::new();
+        let _ = stream.read_to_end(&mut said);
+        assert!(said.len() < 200, "{} bytes for a stranger", said.len());
+    }
+    here.grant(&there.address, 2);
+    assert_eq!(granted(&there.next()), 2, "who is in stays in");
 }
 
 #[test]

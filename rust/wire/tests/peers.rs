@@ -4,9 +4,11 @@
 mod kit;
 
 use proptest::prelude::*;
+use splitcore_core::id::MachineId;
 use splitcore_core::leg::Peer;
 use splitcore_core::time::Time;
 use splitcore_wire::auth::Secret;
+use splitcore_wire::hex::Hex;
 use splitcore_wire::message::*;
 use splitcore_wire::roster::Roster;
 use splitcore_wire::session::*;
@@ -26,7 +28,7 @@ proptest! {
         let mut out: PeerOut = Vec::new();
         let mut session = if dials {
             let of = kit::peer_identity(kit::MACHINE);
-            PeerSession::dial(of, kit::settings(), kit::SOURCE, kit::NONCE, at(0))
+            PeerSession::dial(of, kit::settings(), &kit::address(kit::SOURCE), kit::NONCE, at(0))
         } else {
             PeerSession::accept(kit::peer_identity(kit::SOURCE), kit::settings(), kit::CHALLENGE, at(0), &mut out)
         };
@@ -56,7 +58,7 @@ fn tokens() -> Tokens {
 }
 
 /// Runs two peers against one another until neither has anything to say. Returns what each heard.
-fn peers(source: Settings, wanted: splitcore_core::id::MachineId) -> (Vec<PeerEvent>, Vec<PeerEvent>) {
+fn peers(source: Settings, wanted: &PeerAddress) -> (Vec<PeerEvent>, Vec<PeerEvent>) {
     let (mut to_destination, mut to_source): (PeerOut, PeerOut) = (Vec::new(), Vec::new());
     let identity = kit::peer_identity(kit::SOURCE);
     let mut source = PeerSession::accept(identity, source, kit::CHALLENGE, at(0), &mut to_destination);
@@ -99,7 +101,7 @@ fn peers(source: Settings, wanted: splitcore_core::id::MachineId) -> (Vec<PeerEv
 
 #[test]
 fn a_destination_grants_and_aborts_and_its_source_answers() {
-    let (at_source, at_destination) = peers(kit::settings(), kit::SOURCE);
+    let (at_source, at_destination) = peers(kit::settings(), &kit::address(kit::SOURCE));
     let opened = PeerEvent::Open { machine: kit::MACHINE, address: Some(kit::address(kit::MACHINE)) };
     assert_eq!(at_source[0], opened);
     assert!(matches!(&at_source[1], PeerEvent::Message { grant: Some(grant), .. } if *grant == kit::grant()));
@@ -115,6 +117,7 @@ fn tokens_are_the_sources_to_give_and_only_once_the_session_is_open() {
     let identity = kit::peer_identity(kit::SOURCE);
     let mut source = PeerSession::accept(identity, kit::settings(), kit::CHALLENGE, at(0), &mut out);
     assert!(!source.tokens(tokens(), &mut out), "nobody is there");
+    source.receive(at(1), ToPeer::Prove(kit::peer_prove()), &mut out);
     source.receive(at(1), ToPeer::Hello(Box::new(kit::peer_hello())), &mut out);
     out.clear();
     source.receive(at(1), ToPeer::Tokens(tokens()), &mut out);
@@ -125,13 +128,83 @@ fn tokens_are_the_sources_to_give_and_only_once_the_session_is_open() {
 }
 
 #[test]
-fn a_later_incarnation_that_answers_shows_that_the_one_before_is_gone() {
-    let before = splitcore_core::id::MachineId { incarnation: 4, ..kit::SOURCE };
-    assert_eq!(peers(kit::settings(), before).1, [PeerEvent::Replaced { machine: before }]);
-    let later = splitcore_core::id::MachineId { incarnation: 6, ..kit::SOURCE };
-    assert_eq!(peers(kit::settings(), later).1, [], "an earlier one shows nothing");
-    let stranger = Settings { secret: Some(Secret::new(b"another")), ..kit::settings() };
-    assert_eq!(peers(stranger, before), (vec![], vec![]), "nor does one that does not know the secret");
+fn another_life_that_answers_shows_that_the_one_before_is_gone() {
+    let before = MachineId { incarnation: 4, ..kit::SOURCE };
+    let replaced = (vec![], vec![PeerEvent::Replaced { machine: before }]);
+    assert_eq!(peers(kit::settings(), &kit::address(before)), replaced);
+    // Whoever listens there now does not know what the one before knew, and no secret changes that.
+    let another = Settings { secret: Some(Secret::new(b"another")), ..kit::settings() };
+    assert_eq!(peers(another.clone(), &kit::address(before)), replaced);
+    let nothing = (vec![], vec![]);
+    assert_eq!(
+        peers(another, &kit::address(kit::SOURCE)),
+        nothing,
+        "one that does not know the secret shows nothing"
+    );
+    // One that has the key, and is not the machine that was meant.
+    let wrong = PeerAddress { machine: before, ..kit::address(kit::SOURCE) };
+    assert_eq!(peers(kit::settings(), &wrong), nothing);
+}
+
+/// A session of a source, and what it has said to a stranger so far.
+fn dialled() -> (PeerSession, PeerOut) {
+    let mut out: PeerOut = Vec::new();
+    let source = PeerSession::accept(
+        kit::peer_identity(kit::SOURCE),
+        kit::settings(),
+        kit::CHALLENGE,
+        at(0),
+        &mut out,
+    );
+    (source, out)
+}
+
+#[test]
+fn neither_side_says_anything_of_itself_before_the_other_has_shown_to_know_the_key() {
+    let is_bare = |out: &PeerOut| {
+        let said = format!("{out:?}");
+        let about = ["incarnation", "layout", "7700", "7702", "smollm2", "kv.sock"];
+        assert!(about.iter().all(|word| !said.contains(word)), "{said}");
+    };
+    let right = kit::peer_prove();
+    let strange = [
+        ToPeer::Prove(PeerProof { key: kit::door(kit::MACHINE).name(), ..right }),
+        ToPeer::Prove(PeerProof { proof: Hex([0; 32]), ..right }),
+        ToPeer::Prove(PeerProof { nonce: Hex([9; 16]), ..right }),
+        ToPeer::Hello(Box::new(kit::peer_hello())),
+        kit::peer_proved(),
+        ToPeer::Ping { number: 1 },
+    ];
+    for message in strange {
+        let (mut source, mut out) = dialled();
+        assert_eq!(source.frame_bytes_max(), 1024);
+        source.receive(at(1), message, &mut out);
+        assert!(source.is_closed() && !source.is_proven());
+        is_bare(&out);
+    }
+    let of = kit::peer_identity(kit::MACHINE);
+    let mut destination =
+        PeerSession::dial(of, kit::settings(), &kit::address(kit::SOURCE), kit::NONCE, at(0));
+    let mut out: PeerOut = Vec::new();
+    destination.receive(at(1), ToPeer::Challenge(kit::challenge()), &mut out);
+    assert_eq!(out, [Step::Send(ToPeer::Prove(right))]);
+    // What it has shown itself is no answer to it.
+    destination.receive(at(1), ToPeer::Proved { proof: right.proof }, &mut out);
+    assert!(destination.is_closed());
+    is_bare(&out);
+}
+
+#[test]
+fn a_proof_of_one_machine_lets_no_other_in() {
+    let (mut source, mut out) = dialled();
+    source.receive(at(1), ToPeer::Prove(kit::peer_prove()), &mut out);
+    assert!(source.is_proven());
+    let third = MachineId { index: 3, incarnation: 1 };
+    let hello = PeerHello { address: kit::address(third), ..kit::peer_hello() };
+    source.receive(at(1), ToPeer::Hello(Box::new(hello)), &mut out);
+    let Some(Step::Close(CloseReason::Refused(refusal))) = out.last() else { panic!("{out:?}") };
+    assert_eq!(refusal.field, "proof");
+    assert!(!out.iter().any(|step| matches!(step, Step::Event(_))));
 }
 
 #[test]
@@ -150,9 +223,5 @@ fn a_name_keeps_its_place_and_an_older_incarnation_does_not_get_it() {
     assert_eq!(roster.enter(&hello("b", Some(3), 5)).unwrap_err().to_string(), "index: 1 here, 3 there");
     let current = roster.member(0).unwrap().address.machine;
     assert_eq!(roster.address(current).peer, kit::hello().peer);
-    assert_eq!(
-        roster.address(splitcore_core::id::MachineId { incarnation: 5, ..current }).peer,
-        "",
-        "it is gone"
-    );
+    assert_eq!(roster.address(MachineId { incarnation: 5, ..current }).peer, "", "it is gone");
 }

@@ -65,6 +65,7 @@ mod tests {
             backends: backends.to_vec(),
             device: None,
             nixl: None,
+            key: splitcore_secret::Key::default(),
         }
     }
 

@@ -1,10 +1,12 @@
 //! Who is there, whether the two fit, and which backend carries their bytes.
 //!
 //! A receiver exports an [`Endpoint`], which the scheduler's messages carry to whoever will send. The sender chooses
-//! the backend from it ([`choose`]), connects to its socket and says [`Hello`]; the receiver checks every field that
-//! must agree and answers [`Welcome`], or the field that does not. Messages are JSON behind a mark and a length.
+//! the backend from it ([`choose`]) and connects to its socket. Both show that they know the endpoint's key
+//! ([`proof`]); then the sender says [`Hello`], and the receiver checks every field that must agree and answers
+//! [`Welcome`], or the field that does not. Messages are JSON behind a mark and a length.
 
 mod choose;
+mod proof;
 mod wire;
 
 use std::fmt;
@@ -13,10 +15,12 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 use splitcore_core::kv::PoolShape;
+use splitcore_secret::Key;
 
 use crate::error::HandshakeError;
 
 pub use choose::{Offer, choose};
+pub(crate) use proof::{Greeting, Proven, Verdict, demand, is_another, show};
 pub(crate) use wire::{Answer, Bounded, receive, send};
 
 /// Version of everything that goes over the sockets and lies in shared memory. Both sides must have the same.
@@ -93,9 +97,11 @@ pub struct Endpoint {
     /// What its NIXL agent says of itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nixl: Option<String>,
+    /// What whoever connects must show to know. Who is given the endpoint may come.
+    pub key: Key,
 }
 
-/// The sender's first message.
+/// What a sender says of itself.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Hello {
     /// Its [`PROTOCOL`].
@@ -114,9 +120,6 @@ pub(crate) struct Hello {
     pub shape: PoolShape,
     /// Whether layers carry checksums.
     pub checksums: bool,
-    /// What else the backend needs.
-    #[serde(default)]
-    pub extra: serde_json::Value,
 }
 
 /// The receiver's answer to a [`Hello`] that fits.

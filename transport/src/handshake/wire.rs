@@ -8,14 +8,27 @@ use std::time::Duration;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::Welcome;
+use super::{Hello, Welcome};
 use crate::error::HandshakeError;
 use crate::sync::Deadline;
 
 const MARK: [u8; 8] = *b"splitkv\n";
 
-/// The longest message: event handles of a device are the most that goes in one.
-const LIMIT: u32 = 4 << 20;
+/// What goes over a socket before the transfers do.
+pub(crate) trait Message {
+    /// Bytes of its JSON, at most: so many are set aside for whoever says it.
+    const BYTES_MAX: u32;
+}
+
+impl Message for Hello {
+    /// A model's name may be long.
+    const BYTES_MAX: u32 = 64 << 10;
+}
+
+impl Message for Answer {
+    /// Event handles of a device are the most that goes in one.
+    const BYTES_MAX: u32 = 4 << 20;
+}
 
 /// What a receiver says to a hello.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -54,15 +67,15 @@ impl Bounded for UnixStream {
 ///
 /// # Errors
 /// The socket's, the time is up, or it is longer than the peer would take.
-pub(crate) fn send<M: Serialize>(
+pub(crate) fn send<M: Message + Serialize>(
     stream: &mut impl Bounded,
     message: &M,
     within: Duration,
 ) -> Result<(), HandshakeError> {
     let body = serde_json::to_vec(message).map_err(|error| HandshakeError::Malformed(error.to_string()))?;
     let length = body.len() as u64;
-    if length > u64::from(LIMIT) {
-        return Err(too_long(length));
+    if length > u64::from(M::BYTES_MAX) {
+        return Err(too_long(length, M::BYTES_MAX));
     }
     let mut frame = Vec::with_capacity(MARK.len() + 4 + body.len());
     frame.extend_from_slice(&MARK);
@@ -80,7 +93,7 @@ pub(crate) fn send<M: Serialize>(
 ///
 /// # Errors
 /// The socket's, the time is up, or it is no message.
-pub(crate) fn receive<M: DeserializeOwned>(
+pub(crate) fn receive<M: Message + DeserializeOwned>(
     stream: &mut impl Bounded,
     within: Duration,
 ) -> Result<M, HandshakeError> {
@@ -93,8 +106,8 @@ pub(crate) fn receive<M: DeserializeOwned>(
     let mut length = [0_u8; 4];
     length.copy_from_slice(&head[MARK.len()..]);
     let length = u32::from_le_bytes(length);
-    if length > LIMIT {
-        return Err(too_long(length.into()));
+    if length > M::BYTES_MAX {
+        return Err(too_long(length.into(), M::BYTES_MAX));
     }
     let mut body = Vec::new();
     // Grown as it comes, so that a length is no reason to allocate.
@@ -106,8 +119,8 @@ pub(crate) fn receive<M: DeserializeOwned>(
     serde_json::from_slice(&body).map_err(|error| HandshakeError::Malformed(error.to_string()))
 }
 
-fn too_long(length: u64) -> HandshakeError {
-    HandshakeError::Malformed(format!("a message of {length} bytes, at most {LIMIT} are taken"))
+fn too_long(length: u64, limit: u32) -> HandshakeError {
+    HandshakeError::Malformed(format!("a message of {length} bytes, at most {limit} are taken"))
 }
 
 fn fill<S: Bounded>(

@@ -15,7 +15,7 @@
 mod slots;
 mod writers;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -23,6 +23,7 @@ use std::time::{Duration, Instant};
 
 use splitcore_core::id::RequestId;
 use splitcore_core::kv::{BlockId, BlockSet, RangeError};
+use splitcore_secret::Token;
 
 use crate::board::Board;
 use crate::error::{MemoryError, TransferError};
@@ -128,7 +129,8 @@ impl Landing {
     /// Lets `writer` write `blocks`, `layer_bytes` of them in each layer, and says so in a [`Grant`] to be sent to it.
     ///
     /// # Errors
-    /// Every slot is taken; a block is not in the pool or there is none; no bytes, or more than the blocks hold.
+    /// Every slot is taken; a block is not in the pool, is there twice, or there is none; no bytes, or more than the blocks
+    /// hold.
     pub fn open(
         &self,
         writer: Incarnation,
@@ -138,21 +140,23 @@ impl Landing {
     ) -> Result<Grant, TransferError> {
         let inner = &self.inner;
         let granted = BlockSet::new(blocks.clone());
+        let token = Token::random()
+            .map_err(|error| TransferError::Io { what: "random token", reason: error.to_string() })?;
         let slot =
             lock(&inner.free).pop_front().ok_or(TransferError::NoSlot { slots: inner.board.slots() })?;
         let mut place = lock(&inner.slots[slot as usize]);
         let generation = place.next_generation();
         let key = TransferKey { request, slot, generation };
-        if let Some(range) = inner.unusable(&granted, layer_bytes) {
+        if let Err(error) = inner.check_grant(key, &blocks, &granted, layer_bytes) {
             drop(place);
             lock(&inner.free).push_front(slot);
-            return Err(TransferError::Refused { key, layer: 0, range });
+            return Err(error);
         }
         place.generation = Some(generation);
         let settled = inner.pool.device_base().is_none();
-        place.open = Some(Open::new(key, writer, granted, layer_bytes, settled));
+        place.open = Some(Open::new(key, writer, token, granted, layer_bytes, settled));
         drop(place);
-        Ok(Grant { key, receiver: inner.owner, blocks, layer_bytes })
+        Ok(Grant { key, receiver: inner.owner, blocks, layer_bytes, token })
     }
 
     /// Sleeps until a layer is here, at most `within`.
@@ -293,6 +297,24 @@ impl Landing {
 }
 
 impl Inner {
+    /// Whether blocks can be granted as they are asked for.
+    fn check_grant(
+        &self,
+        key: TransferKey,
+        blocks: &[BlockId],
+        granted: &BlockSet,
+        layer_bytes: u64,
+    ) -> Result<(), TransferError> {
+        if granted.blocks().len() < blocks.len() {
+            let mut seen = BTreeSet::new();
+            if let Some(&block) = blocks.iter().find(|block| !seen.insert(block.0)) {
+                return Err(TransferError::GrantedTwice { key, block });
+            }
+        }
+        let unusable = self.unusable(granted, layer_bytes);
+        unusable.map_or(Ok(()), |range| Err(TransferError::Refused { key, layer: 0, range }))
+    }
+
     fn unusable(&self, granted: &BlockSet, layer_bytes: u64) -> Option<RangeError> {
         let blocks = granted.blocks();
         if blocks.is_empty() || layer_bytes == 0 {
@@ -356,6 +378,12 @@ impl Landing {
         seal: LayerSeal,
     ) -> Result<(), TransferError> {
         self.writing(writer, key)?.publish(layer, seal)
+    }
+
+    /// Whether a writer has this transfer's token: it may be over for it, but it is its own. For writers that come by a
+    /// stream. Who has mapped the memory is let in or not, and no token would keep it from a block.
+    pub fn shows(&self, writer: Incarnation, key: TransferKey, token: &Token) -> bool {
+        self.inner.with_open(key, |open| open.writer == writer && open.token == *token).unwrap_or(false)
     }
 
     /// A hold on a transfer for writing its blocks from this process: while it lives, the transfer is neither stopped

@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::sync::MutexGuard;
 
 use splitcore_core::kv::{BlockId, BlockSet};
+use splitcore_secret::Token;
 
 use super::{Inner, unpublishable};
 use crate::error::TransferError;
@@ -35,6 +36,7 @@ pub(super) enum Phase {
 pub(super) struct Open {
     pub(super) key: TransferKey,
     pub(super) writer: Incarnation,
+    pub(super) token: Token,
     pub(super) granted: BlockSet,
     pub(super) layer_bytes: u64,
     pub(super) phase: Phase,
@@ -50,11 +52,12 @@ impl Open {
     pub(super) fn new(
         key: TransferKey,
         writer: Incarnation,
+        token: Token,
         granted: BlockSet,
         layer_bytes: u64,
         settled: bool,
     ) -> Self {
-        Self { key, writer, granted, layer_bytes, phase: Phase::Open, settled, told: 0, failure: None }
+        Self { key, writer, token, granted, layer_bytes, phase: Phase::Open, settled, told: 0, failure: None }
     }
 }
 

@@ -55,7 +55,7 @@ pub(crate) fn call<const N: usize>(
         reason: "the receiver has died".to_owned(),
     };
     let watch = Watch::over_peer(&stream).map_err(|error| io(&error))?.ok_or_else(gone)?;
-    let greeted = greet(&mut stream, hello, options.within);
+    let greeted = greet(&mut stream, to, hello, options);
     if greeted.is_err() {
         // It may have let us in, or be about to.
         let _ = rustix::net::send(&stream, &Message::Bye.encode(), SendFlags::NOSIGNAL | SendFlags::DONTWAIT);

@@ -3,6 +3,7 @@
 //!
 //! ```text
 //!   receiver: serve                                     sender: call, then attend
+//!     Challenge, Shown, Verdict  <------------------>      (JSON: both know the key)
 //!     Hello    <------------------------------------      (JSON, checked before this)
 //!     Welcome  ------------------------------------>      (JSON)
 //!     descriptors  -------------------------------->      SCM_RIGHTS

@@ -13,12 +13,14 @@
 //! | kind | tail | payload |
 //! |---|---|---|
 //! | put | `count` descriptors: block, offset, bytes, each a u32 | `bytes`, in the descriptors' order |
+//! | show: the token of a transfer's grant, before any other frame of it | `count` = 16: the token | none |
 //! | publish | none | none |
 //! | drop: the sender gives a transfer up | none | none |
 //! | bye: the sender's last frame | none | none |
 //! | nack: the only one that a receiver sends | `count` bytes of text | none |
 
 use splitcore_core::id::RequestId;
+use splitcore_secret::Token;
 
 use crate::transfer::TransferKey;
 use crate::word::Generation;
@@ -31,6 +33,8 @@ pub const DESCRIPTOR: usize = 12;
 pub const DESCRIPTORS_MAX: usize = 512;
 /// Bytes of a nack's text.
 pub const TEXT_MAX: usize = 512;
+/// Bytes of a token.
+pub const TOKEN: usize = 16;
 /// Bytes of the longest tail.
 pub const TAIL_MAX: usize = DESCRIPTORS_MAX * DESCRIPTOR;
 
@@ -64,6 +68,8 @@ impl Crc {
 pub enum Kind {
     /// Bytes of a layer.
     Put,
+    /// That the sender has a transfer's grant.
+    Show,
     /// A layer is whole.
     Publish,
     /// The sender gives a transfer up.
@@ -175,6 +181,7 @@ impl Kind {
             Self::Publish => 2,
             Self::Drop => 3,
             Self::Bye => 4,
+            Self::Show => 5,
             Self::Nack(Refusal::Stopped) => 16,
             Self::Nack(Refusal::Unknown) => 17,
             Self::Nack(Refusal::Corrupt) => 18,
@@ -189,6 +196,7 @@ impl Kind {
             2 => Self::Publish,
             3 => Self::Drop,
             4 => Self::Bye,
+            5 => Self::Show,
             16 => Self::Nack(Refusal::Stopped),
             17 => Self::Nack(Refusal::Unknown),
             18 => Self::Nack(Refusal::Corrupt),
@@ -202,6 +210,7 @@ impl Kind {
     fn counts(self) -> (u32, u32) {
         match self {
             Self::Put => (1, DESCRIPTORS_MAX as u32),
+            Self::Show => (TOKEN as u32, TOKEN as u32),
             Self::Publish | Self::Drop | Self::Bye => (0, 0),
             Self::Nack(_) => (0, TEXT_MAX as u32),
         }
@@ -319,6 +328,11 @@ impl Head {
         head[44..].copy_from_slice(&check.to_le_bytes());
         into.extend_from_slice(&head);
         into.extend_from_slice(tail);
+    }
+
+    /// Appends the frame that shows a transfer's token.
+    pub fn encode_show(key: TransferKey, token: &Token, into: &mut Vec<u8>) {
+        Self { count: TOKEN as u32, ..Self::new(Kind::Show, Some(key)) }.encode(token.bytes(), into);
     }
 
     /// Appends a put's frame, its payload excepted.

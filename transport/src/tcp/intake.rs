@@ -1,6 +1,6 @@
 //! The receiver's end of a stream, whatever the bytes come from: it reads frames, and writes the pool where they may.
 //!
-//! Nothing here trusts the sender. A head is sound before its payload is read; every descriptor is admitted before
+//! Nothing here trusts the sender. Of a transfer nothing is taken before its token was shown on the same stream. A head is sound before its payload is read; every descriptor is admitted before
 //! the first byte goes to the pool; and each read into the pool is made under the transfer's hold, with its layer
 //! still unpublished. That no byte of a layer is left out follows from the count of its bytes, since a sender's books
 //! refuse ranges that overlap, and the CRC is over the bytes in the order in which they were sent.
@@ -11,6 +11,7 @@ use std::ops::Range;
 use std::ptr::NonNull;
 
 use splitcore_core::kv::BlockId;
+use splitcore_secret::Token;
 
 use super::frame::{Crc, Descriptor, HEAD, Head, Kind, Malformed, Refusal, TAIL_MAX};
 use crate::error::TransferError;
@@ -105,6 +106,8 @@ pub(super) struct Intake<'a> {
     ranges: Vec<Range<u64>>,
     /// By slot: layers of the transfer that was there last.
     layers: HashMap<u32, (TransferKey, BTreeMap<u16, Partial>)>,
+    /// By slot: the transfer whose token was shown on this stream last.
+    shown: HashMap<u32, TransferKey>,
     scratch: Vec<u8>,
     bye: bool,
     /// Frames for the sender.
@@ -125,6 +128,7 @@ impl<'a> Intake<'a> {
             descriptors: Vec::new(),
             ranges: Vec::new(),
             layers: HashMap::new(),
+            shown: HashMap::new(),
             scratch: vec![0; SCRATCH],
             bye: false,
             answers: Vec::new(),
@@ -181,8 +185,9 @@ impl<'a> Intake<'a> {
                 if head.kind == Kind::Put {
                     head.descriptors(tail, &mut self.descriptors)?;
                 }
+                let token = tail.try_into().ok().filter(|_| head.kind == Kind::Show).map(Token::new);
                 self.staged.start += HEAD + head.tail_len();
-                return self.frame(&head).map(|()| Step::Goes);
+                return self.frame(&head, token).map(|()| Step::Goes);
             }
         }
         self.stage.copy_within(self.staged.clone(), 0);
@@ -195,11 +200,19 @@ impl<'a> Intake<'a> {
         Ok(Step::Goes)
     }
 
-    fn frame(&mut self, head: &Head) -> Result<(), Over> {
+    fn frame(&mut self, head: &Head, token: Option<Token>) -> Result<(), Over> {
         if self.bye {
             return Err(Over::Protocol("a frame after the last".to_owned()));
         }
         match (head.kind, head.key) {
+            (Kind::Show, Some(key)) => self.show(key, token),
+            (Kind::Put | Kind::Publish | Kind::Drop, Some(key))
+                if self.shown.get(&key.slot) != Some(&key) =>
+            {
+                // Whoever has no grant is told what one is whose transfer is over.
+                let payload = if head.kind == Kind::Put { head.bytes } else { 0 };
+                self.turn_away(key, &TransferError::Unknown { key }, payload)
+            }
             (Kind::Put, Some(key)) => self.put(key, head),
             (Kind::Publish, Some(key)) => self.publish(key, head),
             (Kind::Drop, Some(key)) => {
@@ -212,6 +225,15 @@ impl<'a> Intake<'a> {
             }
             _ => Err(Over::Protocol("a frame that only a receiver sends".to_owned())),
         }
+    }
+
+    /// The sender shows that it has a grant: from here on its frames about it are taken.
+    fn show(&mut self, key: TransferKey, token: Option<Token>) -> Result<(), Over> {
+        if !token.is_some_and(|token| self.landing.shows(self.writer, key, &token)) {
+            return self.turn_away(key, &TransferError::Unknown { key }, 0);
+        }
+        self.shown.insert(key.slot, key);
+        Ok(())
     }
 
     fn put(&mut self, key: TransferKey, head: &Head) -> Result<(), Over> {

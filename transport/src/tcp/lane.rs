@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
 
-use super::frame::{Crc, DESCRIPTOR, DESCRIPTORS_MAX, Descriptor, HEAD, Head, Kind, Refusal};
+use super::frame::{Crc, DESCRIPTOR, DESCRIPTORS_MAX, Descriptor, HEAD, Head, Kind, Refusal, TOKEN};
 use super::send::{QUEUE_MAX, Route, Shared, lock};
 use crate::error::TransferError;
 use crate::ledger::Sealed;
@@ -46,8 +46,8 @@ pub(super) enum Job {
 /// A transfer that is to end once what was begun of it is out.
 pub(super) struct Ending {
     pub(super) completion: Completion,
-    /// Whether the receiver is to know.
-    pub(super) tell: bool,
+    /// The transfer, where the receiver is to know.
+    pub(super) tell: Option<Arc<Route>>,
 }
 
 #[derive(Default)]
@@ -279,7 +279,8 @@ impl Driver {
 
     fn ending(&mut self, ending: Ending) {
         let mut frame = Vec::new();
-        if ending.tell {
+        if let Some(route) = &ending.tell {
+            route.show(&mut frame);
             Head::new(Kind::Drop, Some(ending.completion.key())).encode(&[], &mut frame);
         }
         self.push(Bytes::Own(frame), Some(ending.completion));
@@ -290,7 +291,8 @@ impl Driver {
         let crc32c = self.shared.checksums.then(|| crc.value());
         let head =
             Head { layer, tokens, bytes: sealed.bytes, crc32c, ..Head::new(Kind::Publish, Some(route.key)) };
-        let mut frame = Vec::with_capacity(HEAD);
+        let mut frame = Vec::with_capacity(2 * HEAD + TOKEN);
+        route.show(&mut frame);
         head.encode(&[], &mut frame);
         self.push(Bytes::Own(frame), sealed.last.then_some(Completion::LocalDone(route.key)));
     }
@@ -305,7 +307,8 @@ impl Driver {
         putting.frame_end = frame_end(&putting.pieces, at);
         let descriptors: Vec<Descriptor> =
             putting.pieces[at..putting.frame_end].iter().map(|piece| piece.to).collect();
-        let mut frame = Vec::with_capacity(HEAD + descriptors.len() * DESCRIPTOR);
+        let mut frame = Vec::with_capacity(2 * HEAD + TOKEN + descriptors.len() * DESCRIPTOR);
+        putting.route.show(&mut frame);
         Head::encode_put(putting.route.key, putting.layer, &descriptors, &mut frame);
         self.push(Bytes::Own(frame), None);
         self.putting = Some(putting);

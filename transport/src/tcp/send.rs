@@ -9,8 +9,9 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use splitcore_core::kv::{KvRange, PoolShape};
+use splitcore_secret::Token;
 
-use super::frame::{Crc, Descriptor};
+use super::frame::{Crc, Descriptor, Head};
 use super::lane::{Driver, Ending, FRAME, Job, Lane, Piece};
 use crate::connect::{ConnectOptions, greet, remote};
 use crate::error::{HandshakeError, TransferError};
@@ -29,11 +30,23 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// A transfer on its connection.
 pub(super) struct Route {
     pub(super) key: TransferKey,
+    token: Token,
+    /// Whether the receiver has been shown it. Only the connection's thread asks.
+    shown: AtomicBool,
     lane: usize,
     /// No further frame of it is begun.
     pub(super) stopped: AtomicBool,
     /// By layer: the checksum of what was sent of it. Only the connection's thread asks.
     pub(super) crcs: Mutex<HashMap<u16, Crc>>,
+}
+
+impl Route {
+    /// Appends, the first time, the frame that must come before all others of the transfer.
+    pub(super) fn show(&self, into: &mut Vec<u8>) {
+        if !self.shown.swap(true, Ordering::Relaxed) {
+            Head::encode_show(self.key, &self.token, into);
+        }
+    }
 }
 
 /// What a link's callers and its threads share.
@@ -62,7 +75,7 @@ impl Shared {
             return;
         }
         let lane = &self.lanes[route.lane];
-        lane.push_ending(Ending { completion, tell });
+        lane.push_ending(Ending { completion, tell: tell.then_some(route) });
     }
 
     /// Books an end; says whether it was the first of its transfer.
@@ -108,7 +121,7 @@ pub(crate) fn connect(
     let mut shape: Option<PoolShape> = None;
     for _ in 0..options.connections.max(1) {
         let mut stream: TcpStream = remote(to, options.within)?;
-        let welcome = greet(&mut stream, hello, options.within)?;
+        let welcome = greet(&mut stream, to, hello, options)?;
         super::tune(&stream, options.stall_limit).map_err(io("tcp socket"))?;
         stream.set_nonblocking(true).map_err(io("tcp socket"))?;
         shape = Some(welcome.shape);
@@ -140,7 +153,14 @@ impl Link for TcpLink {
         shared.ledger.begin(grant)?;
         // One transfer after the other on each connection, whatever their sizes: the streams share one link.
         let lane = shared.next.fetch_add(1, Ordering::Relaxed) % shared.lanes.len();
-        let route = Route { key: grant.key, lane, stopped: AtomicBool::new(false), crcs: Mutex::default() };
+        let route = Route {
+            key: grant.key,
+            token: grant.token,
+            shown: AtomicBool::new(false),
+            lane,
+            stopped: AtomicBool::new(false),
+            crcs: Mutex::default(),
+        };
         if let Entry::Vacant(place) = routes.entry(grant.key) {
             place.insert(Arc::new(route));
         }

@@ -20,6 +20,7 @@ fn key_of(error: &CoreTransfer) -> Option<CoreKey> {
         | CoreTransfer::Published { key, .. }
         | CoreTransfer::Refused { key, .. }
         | CoreTransfer::Overlap { key, .. }
+        | CoreTransfer::GrantedTwice { key, .. }
         | CoreTransfer::Incomplete { key, .. }
         | CoreTransfer::StillPut { key, .. }
         | CoreTransfer::Corrupt { key, .. }
@@ -46,6 +47,7 @@ fn kind_of(error: &CoreTransfer) -> (&'static str, Option<u16>) {
         CoreTransfer::Published { layer, .. } => ("published", Some(*layer)),
         CoreTransfer::Refused { layer, .. } => ("refused", Some(*layer)),
         CoreTransfer::Overlap { layer, .. } => ("overlap", Some(*layer)),
+        CoreTransfer::GrantedTwice { .. } => ("refused", None),
         CoreTransfer::OutsideSource { .. } => ("outside-source", None),
         CoreTransfer::Incomplete { layer, .. } => ("incomplete", Some(*layer)),
         CoreTransfer::StillPut { layer, .. } => ("still-put", Some(*layer)),

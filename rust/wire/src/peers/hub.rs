@@ -1,7 +1,7 @@
 //! Who is in session with this machine, by which connection. All of it runs on one thread, so that what is told of a
 //! machine is in order.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -9,7 +9,8 @@ use std::time::Duration;
 use splitcore_core::id::MachineId;
 use splitcore_core::time::Time;
 use tokio::net::{TcpStream, UnixStream};
-use tokio::task::JoinSet;
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Instant, timeout};
 
 use super::talk::{Ear, Mouth, Say, Talk, line};
@@ -20,6 +21,10 @@ use crate::backoff::Backoff;
 use crate::listen::Accepted;
 use crate::message::PeerAddress;
 use crate::session::{CloseReason, Limits, PeerEvent, PeerIdentity, PeerSession, Settings};
+
+/// Connections of those who have not shown who they are, at most: the oldest makes room. Whoever may come in has done so
+/// within a few messages.
+const STRANGERS_MAX: usize = 64;
 
 /// A connection, or the line of connections to a machine that is dialled. Never used twice.
 pub(super) type SessionId = u64;
@@ -39,6 +44,8 @@ struct State {
     incoming: BTreeMap<MachineId, Held>,
     /// Those who are dialled.
     outgoing: BTreeMap<MachineId, Held>,
+    /// Those who have dialled and not shown who they are, the oldest first.
+    strangers: VecDeque<(SessionId, AbortHandle)>,
 }
 
 struct Held {
@@ -62,7 +69,13 @@ impl State {
 
 impl Hub {
     pub(super) fn new(identity: PeerIdentity, settings: Settings, backoff: Backoff, tell: Tell) -> Self {
-        let state = State { tell, last: 0, incoming: BTreeMap::new(), outgoing: BTreeMap::new() };
+        let state = State {
+            tell,
+            last: 0,
+            incoming: BTreeMap::new(),
+            outgoing: BTreeMap::new(),
+            strangers: VecDeque::new(),
+        };
         Self { identity, settings, backoff, origin: Instant::now(), state: Mutex::new(state) }
     }
 
@@ -96,7 +109,7 @@ impl Hub {
         mouth.say(say);
         let id = state.next_id();
         state.outgoing.insert(machine, Held { id, mouth });
-        tasks.spawn(Arc::clone(self).keep(id, machine, address, ear));
+        tasks.spawn(Arc::clone(self).keep(id, to.clone(), address, ear));
     }
 
     /// Says something to a machine that has dialled, if it is in session.
@@ -153,18 +166,46 @@ impl Hub {
 
     /// A connection is over. A machine that is dialled is dialled again, so that its place stays.
     pub(super) fn closed(&self, id: SessionId) {
+        self.known(id);
         self.state().incoming.retain(|_, held| held.id != id);
     }
 
-    /// The life of a connection that another machine has made.
-    pub(super) async fn serve(self: Arc<Self>, stream: Accepted) {
-        let Ok(nonce) = nonce() else { return };
+    /// Somebody has connected: the place keeps it from being one of too many.
+    pub(super) fn meet(
+        self: &Arc<Self>,
+        stream: Accepted,
+        place: OwnedSemaphorePermit,
+        tasks: &mut JoinSet<()>,
+    ) {
         let id = self.state().next_id();
+        let hub = Arc::clone(self);
+        let task = tasks.spawn(async move {
+            hub.serve(id, stream).await;
+            hub.known(id);
+            drop(place);
+        });
+        let mut state = self.state();
+        state.strangers.push_back((id, task));
+        if state.strangers.len() > STRANGERS_MAX
+            && let Some((_, oldest)) = state.strangers.pop_front()
+        {
+            oldest.abort();
+        }
+    }
+
+    /// A connection is none of a stranger's any more.
+    pub(super) fn known(&self, id: SessionId) {
+        self.state().strangers.retain(|(of, _)| *of != id);
+    }
+
+    /// The life of a connection that another machine has made.
+    async fn serve(self: &Arc<Self>, id: SessionId, stream: Accepted) {
+        let Ok(nonce) = nonce() else { return };
         let (mouth, mut ear) = line(self.limits().queue_frames_max);
         let mut steps = Vec::new();
         let (identity, settings) = (self.identity.clone(), self.settings.clone());
         let session = PeerSession::accept(identity, settings, nonce, self.now(), &mut steps);
-        let talk = Talk::new(&self, id, session, steps, Some(mouth));
+        let talk = Talk::new(self, id, session, steps, Some(mouth));
         match stream {
             Accepted::Tcp(stream) => drop(talk.run(stream, &mut ear).await),
             Accepted::Unix(stream) => drop(talk.run(stream, &mut ear).await),
@@ -172,13 +213,14 @@ impl Hub {
     }
 
     /// Dials a machine, and dials it again, until it is gone or has been replaced.
-    async fn keep(self: Arc<Self>, id: SessionId, machine: MachineId, address: Address, mut ear: Ear) {
+    async fn keep(self: Arc<Self>, id: SessionId, wanted: PeerAddress, address: Address, mut ear: Ear) {
+        let machine = wanted.machine;
         let Backoff { first_ns, max_ns, seed, .. } = self.backoff;
         let seed = seed
             .wrapping_add(u64::from(machine.index) << 32 | u64::from(self.identity.address.machine.index));
         let mut backoff = Backoff::new(first_ns, max_ns, seed);
         loop {
-            let (reason, opened) = match self.dial(id, machine, &address, &mut ear).await {
+            let (reason, opened) = match self.dial(id, &wanted, &address, &mut ear).await {
                 Ok(over) => over,
                 Err(error) => (CloseReason::Io(error.to_string()), false),
             };
@@ -208,7 +250,7 @@ impl Hub {
     async fn dial(
         &self,
         id: SessionId,
-        machine: MachineId,
+        wanted: &PeerAddress,
         address: &Address,
         ear: &mut Ear,
     ) -> io::Result<(CloseReason, bool)> {
@@ -228,7 +270,7 @@ impl Hub {
             reason = ear.ended() => return Ok((CloseReason::Closed(reason.to_owned()), false)),
         };
         let (identity, settings) = (self.identity.clone(), self.settings.clone());
-        let session = PeerSession::dial(identity, settings, machine, nonce()?, self.now());
+        let session = PeerSession::dial(identity, settings, wanted, nonce()?, self.now());
         let talk = Talk::new(self, id, session, Vec::new(), None);
         Ok(match stream {
             Accepted::Tcp(stream) => talk.run(stream, ear).await,
@@ -244,6 +286,7 @@ mod tests {
     use splitcore_core::leg::Peer;
 
     use super::*;
+    use crate::auth::Key;
 
     #[test]
     fn of_two_sessions_of_a_machine_only_the_later_is_heard_and_of_one_that_is_closed_nothing() {
@@ -258,7 +301,8 @@ mod tests {
             shard: Shard::WHOLE,
         };
         let machine = MachineId { index: 1, incarnation: 1 };
-        let address = PeerAddress { machine, peer: String::new(), transfer: String::new() };
+        let address =
+            PeerAddress { machine, peer: String::new(), transfer: String::new(), key: Key::default() };
         let told = Arc::new(Mutex::new(Vec::new()));
         let into = Arc::clone(&told);
         let tell = Box::new(move |event| into.lock().unwrap_or_else(PoisonError::into_inner).push(event));

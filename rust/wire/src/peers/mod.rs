@@ -45,8 +45,8 @@ pub enum PeersEvent {
         /// Where that is reached; of those who dialled.
         address: Option<PeerAddress>,
     },
-    /// A later incarnation lives where this machine was: it is gone, and the machine hears `PeerLost`. It is not dialled
-    /// any more.
+    /// Another life answers where this machine was: it is gone, and the machine hears `PeerLost`. It is not dialled any
+    /// more.
     Replaced {
         /// Who is gone.
         machine: MachineId,
@@ -187,11 +187,7 @@ async fn run(listener: Listener, options: PeersOptions, mut asks: UnboundedRecei
             stream = accept(&listener) => {
                 // Without a place it is dropped at once: whoever dialled tries again later.
                 if let Ok(place) = Arc::clone(&places).try_acquire_owned() {
-                    let hub = Arc::clone(&hub);
-                    tasks.spawn(async move {
-                        hub.serve(stream).await;
-                        drop(place);
-                    });
+                    hub.meet(stream, place, &mut tasks);
                 }
             }
             Some(_) = tasks.join_next(), if !tasks.is_empty() => {}

@@ -88,6 +88,7 @@ pub(super) struct Talk<'a> {
     pipe: Pipe,
     /// Of a session that the other machine dials: for whoever is to speak, once it is known who that is.
     mouth: Option<Mouth>,
+    proven: bool,
     opened: bool,
 }
 
@@ -109,7 +110,7 @@ impl<'a> Talk<'a> {
         steps: Vec<Step<ToPeer, PeerEvent>>,
         mouth: Option<Mouth>,
     ) -> Self {
-        Self { hub, id, session, steps, pipe: Pipe::new(hub.limits()), mouth, opened: false }
+        Self { hub, id, session, steps, pipe: Pipe::new(hub.limits()), mouth, proven: false, opened: false }
     }
 
     /// From the first frame to the last. Says why it is over, and whether the session was ever open.
@@ -216,6 +217,9 @@ impl<'a> Talk<'a> {
 
     /// Carries out what the session wants, in order.
     fn carry_out(&mut self) -> Option<CloseReason> {
+        if self.session.is_proven() && !std::mem::replace(&mut self.proven, true) {
+            self.hub.known(self.id);
+        }
         for step in std::mem::take(&mut self.steps) {
             match step {
                 Step::Send(message) => {

@@ -6,10 +6,11 @@ use splitcore_core::leg::Peer;
 use splitcore_core::time::Time;
 
 use super::{CloseReason, Limits, Pulse, Settings, Step, layout_refusal};
-use crate::auth::{Party, prove, verify};
-use crate::hex::Nonce;
+use crate::auth::{Key, Party, Secret, prove, verify};
+use crate::hex::{Nonce, Proof};
 use crate::message::{
-    Challenge, GrantBody, Named, PROTOCOL, PeerAddress, PeerHello, PeerWelcome, Refusal, ToPeer, Tokens,
+    Challenge, GrantBody, Named, PROTOCOL, PeerAddress, PeerHello, PeerProof, PeerWelcome, Refusal, ToPeer,
+    Tokens,
 };
 
 /// What a worker says of itself to others.
@@ -32,7 +33,8 @@ pub enum PeerEvent {
         /// Where that is reached; from whoever dialled.
         address: Option<PeerAddress>,
     },
-    /// A later incarnation answers: the machine that was looked for is gone, and writes no more.
+    /// Another life answers: the machine that was looked for is gone, and writes no more. It would listen there as long
+    /// as it lived.
     Replaced {
         /// Who was looked for.
         machine: MachineId,
@@ -55,21 +57,25 @@ pub enum PeerEvent {
     },
 }
 
+/// Of both sides.
+#[derive(Debug, Clone, Copy)]
+struct Nonces {
+    challenge: Nonce,
+    hello: Nonce,
+}
+
 #[derive(Debug, Clone, Copy)]
 enum State {
-    /// The source waits for a `Hello`.
+    /// The source waits for a `Prove`.
     Challenged(Nonce),
+    /// And for a `Hello`.
+    Proven(Nonces),
     /// The destination waits for a `Challenge`.
-    Connected {
-        wanted: MachineId,
-        nonce: Nonce,
-    },
+    Connected(Nonce),
+    /// For a `Proved`.
+    Proving(Nonces),
     /// And for a `Welcome`.
-    Greeted {
-        wanted: MachineId,
-        nonce: Nonce,
-        challenge: Nonce,
-    },
+    Greeted(Nonces),
     Open {
         with: MachineId,
         dialled: bool,
@@ -80,20 +86,32 @@ enum State {
 impl State {
     fn name(self) -> &'static str {
         match self {
-            Self::Challenged(_) => "a hello is to come",
-            Self::Connected { .. } => "a challenge is to come",
-            Self::Greeted { .. } => "a welcome is to come",
+            Self::Challenged(_) => "a prove is to come",
+            Self::Proven(_) => "a hello is to come",
+            Self::Connected(_) => "a challenge is to come",
+            Self::Proving(_) => "a proved is to come",
+            Self::Greeted(_) => "a welcome is to come",
             Self::Open { .. } => "the session is open",
             Self::Closed => "the session is closed",
         }
     }
 }
 
+/// Bytes of a frame of somebody who has not shown to know the key.
+const STRANGER_BYTES_MAX: u32 = 1024;
+
+/// Field of the [`Refusal`] of one who looks for another life.
+const KEY: &str = "key";
+
 /// Either side of a session between two workers.
 #[derive(Debug)]
 pub struct PeerSession {
     identity: PeerIdentity,
     settings: Settings,
+    /// The machine that was connected to, the name of its key, and what those who know that share.
+    source: MachineId,
+    name: Nonce,
+    secret: Secret,
     state: State,
     deadline: Time,
     pulse: Pulse,
@@ -101,9 +119,18 @@ pub struct PeerSession {
 
 type Out = Vec<Step<ToPeer, PeerEvent>>;
 
-/// The name in a proof between workers.
+/// A machine in a proof between workers.
 fn proof_name(machine: MachineId) -> String {
     format!("{}.{}", machine.index, machine.incarnation)
+}
+
+/// Who speaks to whom.
+fn proof_names(from: MachineId, to: MachineId) -> String {
+    format!("{} to {}", proof_name(from), proof_name(to))
+}
+
+fn wrong_proof() -> Refusal {
+    Refusal::new("proof", "another secret", "a proof that does not match")
 }
 
 impl PeerSession {
@@ -117,31 +144,56 @@ impl PeerSession {
     ) -> Self {
         let secret = settings.secret.is_some();
         out.push(Step::Send(ToPeer::Challenge(Challenge { protocol: PROTOCOL, nonce, secret })));
-        Self::new(identity, settings, State::Challenged(nonce), now)
+        let (source, key) = (identity.address.machine, identity.address.key);
+        Self::new(identity, settings, source, key, State::Challenged(nonce), now)
     }
 
     /// It has connected to where `wanted` should be.
     pub fn dial(
         identity: PeerIdentity,
         settings: Settings,
-        wanted: MachineId,
+        wanted: &PeerAddress,
         nonce: Nonce,
         now: Time,
     ) -> Self {
-        Self::new(identity, settings, State::Connected { wanted, nonce }, now)
+        Self::new(identity, settings, wanted.machine, wanted.key, State::Connected(nonce), now)
     }
 
-    fn new(identity: PeerIdentity, settings: Settings, state: State, now: Time) -> Self {
+    fn new(
+        identity: PeerIdentity,
+        settings: Settings,
+        source: MachineId,
+        key: Key,
+        state: State,
+        now: Time,
+    ) -> Self {
         let Limits { handshake_limit_ns, ping_interval_ns, silence_limit_ns, .. } = settings.limits;
         let pulse = Pulse::new(now, ping_interval_ns, silence_limit_ns);
-        Self { identity, settings, state, deadline: now.after(handshake_limit_ns), pulse }
+        let (name, secret) = (key.name(), key.with(settings.secret.as_ref()));
+        let deadline = now.after(handshake_limit_ns);
+        Self { identity, settings, source, name, secret, state, deadline, pulse }
+    }
+
+    fn prove(&self, party: Party, nonces: Nonces, name: &str) -> Proof {
+        prove(&self.secret, party, &nonces.challenge, &nonces.hello, name)
+    }
+
+    fn check(&self, party: Party, nonces: Nonces, name: &str, proof: &Proof) -> Result<(), Refusal> {
+        let right = verify(&self.secret, party, &nonces.challenge, &nonces.hello, name, proof);
+        if right { Ok(()) } else { Err(wrong_proof()) }
+    }
+
+    /// Whether the other side has shown that it is none of the strangers who can reach a socket.
+    pub fn is_proven(&self) -> bool {
+        matches!(self.state, State::Proven(_) | State::Greeted(_) | State::Open { .. })
     }
 
     /// Bytes of the next frame, at most.
     pub fn frame_bytes_max(&self) -> u32 {
         match self.state {
             State::Open { .. } | State::Closed => self.settings.limits.frame_bytes_max,
-            _ => self.settings.limits.handshake_bytes_max,
+            State::Proven(_) | State::Greeted(_) => self.settings.limits.handshake_bytes_max,
+            State::Challenged(_) | State::Connected(_) | State::Proving(_) => STRANGER_BYTES_MAX,
         }
     }
 
@@ -170,19 +222,25 @@ impl PeerSession {
         let name = message.name();
         match (self.state, message) {
             (_, ToPeer::Close { reason }) => return Err(CloseReason::ClosedThere(reason)),
-            (State::Connected { .. } | State::Greeted { .. }, ToPeer::Refused(refusal)) => {
+            (State::Connected(_) | State::Proving(_) | State::Greeted(_), ToPeer::Refused(refusal)) => {
+                if matches!(self.state, State::Proving(_)) && refusal.field == KEY {
+                    out.push(Step::Event(PeerEvent::Replaced { machine: self.source }));
+                }
                 return Err(CloseReason::RefusedThere(refusal));
             }
-            (State::Challenged(challenge), ToPeer::Hello(hello)) => {
-                self.check_hello(&challenge, &hello).map_err(CloseReason::Refused)?;
-                self.welcome(now, &challenge, *hello, out);
+            (State::Challenged(challenge), ToPeer::Prove(proof)) => self.answer(challenge, &proof, out)?,
+            (State::Proven(nonces), ToPeer::Hello(hello)) => {
+                self.check_hello(nonces, &hello).map_err(CloseReason::Refused)?;
+                self.welcome(now, nonces, *hello, out);
             }
-            (State::Connected { wanted, nonce }, ToPeer::Challenge(challenge)) => {
-                self.greet(wanted, nonce, challenge, out)?;
+            (State::Connected(nonce), ToPeer::Challenge(challenge)) => {
+                self.show(nonce, challenge, out).map_err(CloseReason::Refused)?;
             }
-            (State::Greeted { wanted, nonce, challenge }, ToPeer::Welcome(welcome)) => {
-                self.enter(now, wanted, &nonce, &challenge, &welcome, out)?;
+            (State::Proving(nonces), ToPeer::Proved { proof }) => {
+                self.check(Party::Source, nonces, "", &proof).map_err(CloseReason::Refused)?;
+                self.greet(nonces, out);
             }
+            (State::Greeted(nonces), ToPeer::Welcome(welcome)) => self.enter(now, nonces, &welcome, out)?,
             (State::Open { with, dialled }, ToPeer::Peer { message, grant }) => {
                 // The destination asks, the source answers.
                 if dialled != matches!(message, Peer::AbortAck { .. }) {
@@ -209,71 +267,72 @@ impl PeerSession {
         Ok(())
     }
 
-    fn check_hello(&self, challenge: &Nonce, hello: &PeerHello) -> Result<(), Refusal> {
+    /// Whoever has connected says that it knows the key.
+    fn answer(&mut self, challenge: Nonce, shown: &PeerProof, out: &mut Out) -> Result<(), CloseReason> {
+        if shown.key != self.name {
+            return Err(CloseReason::Refused(Refusal::new(KEY, "another one", "one that is not known here")));
+        }
+        let nonces = Nonces { challenge, hello: shown.nonce };
+        self.check(Party::Destination, nonces, "", &shown.proof).map_err(CloseReason::Refused)?;
+        out.push(Step::Send(ToPeer::Proved { proof: self.prove(Party::Source, nonces, "") }));
+        self.state = State::Proven(nonces);
+        Ok(())
+    }
+
+    fn check_hello(&self, nonces: Nonces, hello: &PeerHello) -> Result<(), Refusal> {
         if hello.protocol != PROTOCOL {
             return Err(Refusal::new("protocol", PROTOCOL, hello.protocol));
         }
-        if let Some(secret) = &self.settings.secret {
-            let Some(proof) = &hello.proof else { return Err(Refusal::new("proof", "required", "none")) };
-            let name = proof_name(hello.address.machine);
-            if !verify(secret, Party::Destination, challenge, &hello.nonce, &name, proof) {
-                return Err(Refusal::new("proof", "another secret", "a proof that does not match"));
-            }
-        }
+        let names = proof_names(hello.address.machine, self.source);
+        self.check(Party::Destination, nonces, &names, &hello.proof)?;
         layout_refusal(&self.identity.layout, &hello.layout).map_or(Ok(()), Err)
     }
 
-    fn welcome(&mut self, now: Time, challenge: &Nonce, hello: PeerHello, out: &mut Out) {
+    fn welcome(&mut self, now: Time, nonces: Nonces, hello: PeerHello, out: &mut Out) {
         let Limits { ping_interval_ns, silence_limit_ns, .. } = self.settings.limits;
-        let machine = self.identity.address.machine;
-        let secret = self.settings.secret.as_ref();
-        let name = proof_name(machine);
-        let proof = secret.map(|secret| prove(secret, Party::Source, challenge, &hello.nonce, &name));
+        let with = hello.address.machine;
         out.push(Step::Send(ToPeer::Welcome(PeerWelcome {
             protocol: PROTOCOL,
-            machine,
+            machine: self.source,
             ping_interval_ns,
             silence_limit_ns,
-            proof,
+            proof: self.prove(Party::Source, nonces, &proof_names(self.source, with)),
         })));
-        let with = hello.address.machine;
         self.state = State::Open { with, dialled: false };
         self.pulse = Pulse::new(now, ping_interval_ns, silence_limit_ns);
         out.push(Step::Event(PeerEvent::Open { machine: with, address: Some(hello.address) }));
     }
 
-    fn greet(
-        &mut self,
-        wanted: MachineId,
-        nonce: Nonce,
-        challenge: Challenge,
-        out: &mut Out,
-    ) -> Result<(), CloseReason> {
+    /// Shows that it knows the key of the one that it looks for.
+    fn show(&mut self, nonce: Nonce, challenge: Challenge, out: &mut Out) -> Result<(), Refusal> {
         if challenge.protocol != PROTOCOL {
-            let refusal = Refusal::new("protocol", PROTOCOL, challenge.protocol);
-            return Err(CloseReason::Refused(refusal));
+            return Err(Refusal::new("protocol", PROTOCOL, challenge.protocol));
         }
         if challenge.secret != self.settings.secret.is_some() {
             let says = |there| if there { "a secret" } else { "no secret" };
-            let refusal = Refusal::new("secret", says(!challenge.secret), says(challenge.secret));
-            return Err(CloseReason::Refused(refusal));
+            return Err(Refusal::new("secret", says(!challenge.secret), says(challenge.secret)));
         }
-        let PeerIdentity { address, layout } = self.identity.clone();
-        let name = proof_name(address.machine);
-        let secret = self.settings.secret.as_ref();
-        let proof = secret.map(|secret| prove(secret, Party::Destination, &challenge.nonce, &nonce, &name));
-        self.state = State::Greeted { wanted, nonce, challenge: challenge.nonce };
-        let hello = PeerHello { protocol: PROTOCOL, address, layout, nonce, proof };
-        out.push(Step::Send(ToPeer::Hello(Box::new(hello))));
+        let nonces = Nonces { challenge: challenge.nonce, hello: nonce };
+        let proof = self.prove(Party::Destination, nonces, "");
+        out.push(Step::Send(ToPeer::Prove(PeerProof { key: self.name, nonce, proof })));
+        self.state = State::Proving(nonces);
         Ok(())
+    }
+
+    /// Says who it is to one who has shown to be the one that it looks for.
+    fn greet(&mut self, nonces: Nonces, out: &mut Out) {
+        let PeerIdentity { address, layout } = self.identity.clone();
+        let names = proof_names(address.machine, self.source);
+        let proof = self.prove(Party::Destination, nonces, &names);
+        let hello = PeerHello { protocol: PROTOCOL, address, layout, proof };
+        out.push(Step::Send(ToPeer::Hello(Box::new(hello))));
+        self.state = State::Greeted(nonces);
     }
 
     fn enter(
         &mut self,
         now: Time,
-        wanted: MachineId,
-        nonce: &Nonce,
-        challenge: &Nonce,
+        nonces: Nonces,
         welcome: &PeerWelcome,
         out: &mut Out,
     ) -> Result<(), CloseReason> {
@@ -281,25 +340,14 @@ impl PeerSession {
             return Err(CloseReason::Refused(Refusal::new("protocol", PROTOCOL, welcome.protocol)));
         }
         let machine = welcome.machine;
-        if let Some(secret) = &self.settings.secret {
-            let name = proof_name(machine);
-            let right = welcome
-                .proof
-                .is_some_and(|proof| verify(secret, Party::Source, challenge, nonce, &name, &proof));
-            if !right {
-                let refusal = Refusal::new("proof", "another secret", "a proof that does not match");
-                return Err(CloseReason::Refused(refusal));
-            }
-        }
+        let names = proof_names(machine, self.identity.address.machine);
+        self.check(Party::Source, nonces, &names, &welcome.proof).map_err(CloseReason::Refused)?;
         if welcome.silence_limit_ns <= welcome.ping_interval_ns {
             let what = "silence_limit is not above ping_interval";
             return Err(CloseReason::Incomplete { message: "welcome", what });
         }
-        if machine != wanted {
-            if machine.index == wanted.index && machine.incarnation > wanted.incarnation {
-                out.push(Step::Event(PeerEvent::Replaced { machine: wanted }));
-            }
-            let refusal = Refusal::new("machine", proof_name(wanted), proof_name(machine));
+        if machine != self.source {
+            let refusal = Refusal::new("machine", proof_name(self.source), proof_name(machine));
             return Err(CloseReason::Refused(refusal));
         }
         self.state = State::Open { with: machine, dialled: true };
@@ -342,7 +390,11 @@ impl PeerSession {
     /// When the next [`PeerSession::tick`] is due.
     pub fn next_deadline(&self) -> Time {
         match self.state {
-            State::Challenged(_) | State::Connected { .. } | State::Greeted { .. } => self.deadline,
+            State::Challenged(_)
+            | State::Proven(_)
+            | State::Connected(_)
+            | State::Proving(_)
+            | State::Greeted(_) => self.deadline,
             State::Open { dialled: true, .. } => self.pulse.silence_at(),
             State::Open { dialled: false, .. } => self.pulse.ping_at().min(self.pulse.silence_at()),
             State::Closed => Time::MAX,
@@ -354,7 +406,7 @@ impl PeerSession {
         if self.is_closed() {
             return;
         }
-        let source = matches!(self.state, State::Challenged(_));
+        let source = matches!(self.state, State::Challenged(_) | State::Proven(_));
         self.state = State::Closed;
         match &reason {
             CloseReason::Refused(refusal) if source => out.push(Step::Send(ToPeer::Refused(refusal.clone()))),

@@ -9,7 +9,7 @@ use splitcore_core::leg::Notice;
 use splitcore_core::time::Time;
 
 use super::{CloseReason, Limits, Pulse, Settings, Step, check_sequence};
-use crate::auth::{Party, prove, verify};
+use crate::auth::{Key, Party, prove, verify};
 use crate::hex::Nonce;
 use crate::message::{
     Assigned, Challenge, Descriptor, Hello, Named, PROTOCOL, Refusal, ToDaemon, ToWorker, Tokens, Welcome,
@@ -36,6 +36,8 @@ pub struct Identity {
     pub peer: String,
     /// Where its transports take KV.
     pub transfer: String,
+    /// What other workers that dial it must show to know.
+    pub key: Key,
 }
 
 /// What the daemon has said.
@@ -212,6 +214,7 @@ impl WorkerSession {
             blocks: of.blocks,
             peer: of.peer,
             transfer: of.transfer,
+            key: of.key,
             nonce: self.nonce,
             proof,
         }))));

@@ -10,8 +10,8 @@ use splitcore_core::id::{AssignmentSeq, Attempt, Epoch, LegKey, MachineId, Order
 use splitcore_core::kv::{Arrangement, Dtype, KvLayout, Planes, Shard, TokenOrder, Values};
 use splitcore_core::leg::{Command, LegState, Notice, Peer, Report, Terms, Work};
 use splitcore_core::placement::{Mode, Upto};
-use splitcore_wire::auth::{Party, Secret, prove};
-use splitcore_wire::hex::{Hex, Nonce};
+use splitcore_wire::auth::{Key, Party, Secret, prove};
+use splitcore_wire::hex::{Hex, Nonce, Proof};
 use splitcore_wire::message::*;
 use splitcore_wire::session::{Identity, Limits, PeerIdentity, Settings};
 
@@ -23,6 +23,11 @@ pub(crate) const EPOCH: Epoch = Epoch(3);
 
 pub(crate) fn secret() -> Secret {
     Secret::new(b"correct horse battery staple\n")
+}
+
+/// What whoever dials a machine must show to know.
+pub(crate) fn door(machine: MachineId) -> Key {
+    Key::new([(machine.index as u8).wrapping_add(machine.incarnation as u8); 32])
 }
 
 pub(crate) fn key(request: u64) -> LegKey {
@@ -62,6 +67,7 @@ pub(crate) fn address(machine: MachineId) -> PeerAddress {
         machine,
         peer: format!("127.0.0.1:{}", 7700 + machine.index),
         transfer: "{\"shm\":\"/tmp/kv.sock\"}".to_owned(),
+        key: door(machine),
     }
 }
 
@@ -78,14 +84,15 @@ pub(crate) fn hello() -> Hello {
         blocks: 512,
         peer: address(MACHINE).peer,
         transfer: address(MACHINE).transfer,
+        key: door(MACHINE),
         nonce: NONCE,
         proof: Some(proof),
     }
 }
 
 pub(crate) fn identity() -> Identity {
-    let Hello { name, index, incarnation, epoch, model, layout, blocks, peer, transfer, .. } = hello();
-    Identity { name, index, incarnation, epoch, model, layout, blocks, peer, transfer }
+    let Hello { name, index, incarnation, epoch, model, layout, blocks, peer, transfer, key, .. } = hello();
+    Identity { name, index, incarnation, epoch, model, layout, blocks, peer, transfer, key }
 }
 
 pub(crate) fn peer_identity(machine: MachineId) -> PeerIdentity {
@@ -142,25 +149,30 @@ pub(crate) fn reserve(seq: u64) -> Assigned {
     Assigned { command, peer: Some(address(SOURCE)), ..compute(seq, 9) }
 }
 
+fn peer_proof(party: Party, name: &str) -> Proof {
+    prove(&door(SOURCE).with(Some(&secret())), party, &CHALLENGE, &NONCE, name)
+}
+
+pub(crate) fn peer_prove() -> PeerProof {
+    PeerProof { key: door(SOURCE).name(), nonce: NONCE, proof: peer_proof(Party::Destination, "") }
+}
+
+pub(crate) fn peer_proved() -> ToPeer {
+    ToPeer::Proved { proof: peer_proof(Party::Source, "") }
+}
+
 pub(crate) fn peer_hello() -> PeerHello {
-    let proof = prove(&secret(), Party::Destination, &CHALLENGE, &NONCE, "2.7");
-    PeerHello {
-        protocol: PROTOCOL,
-        address: address(MACHINE),
-        layout: layout(),
-        nonce: NONCE,
-        proof: Some(proof),
-    }
+    let proof = peer_proof(Party::Destination, "2.7 to 0.5");
+    PeerHello { protocol: PROTOCOL, address: address(MACHINE), layout: layout(), proof }
 }
 
 pub(crate) fn peer_welcome() -> PeerWelcome {
-    let proof = prove(&secret(), Party::Source, &CHALLENGE, &NONCE, "0.5");
     PeerWelcome {
         protocol: PROTOCOL,
         machine: SOURCE,
         ping_interval_ns: 1_000_000_000,
         silence_limit_ns: 5_000_000_000,
-        proof: Some(proof),
+        proof: peer_proof(Party::Source, "0.5 to 2.7"),
     }
 }
 
@@ -207,6 +219,8 @@ pub(crate) fn worker_examples() -> Vec<ToWorker> {
 pub(crate) fn peer_examples() -> Vec<ToPeer> {
     vec![
         ToPeer::Challenge(challenge()),
+        ToPeer::Prove(peer_prove()),
+        peer_proved(),
         ToPeer::Hello(Box::new(peer_hello())),
         ToPeer::Welcome(peer_welcome()),
         ToPeer::Refused(Refusal::new("layout.dtype", "f32", "bf16")),
