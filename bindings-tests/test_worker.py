@@ -30,7 +30,7 @@ def model(tmp_path):
         (("--role", "both"), "--role: expected prompt, token, mixed, got both"),
         (("--connect", "nowhere"), "--connect: expected host:port or unix:/path, got nowhere"),
         (("--peer-listen", "host:99999"), "--peer-listen: expected host:port or unix:/path, got host:99999"),
-        (("--transfer-listen", "unix:/here"), "--transfer-listen: expected host:port, got unix:/here"),
+        (("--transfer-listen", "unix:/here"), "--transfer-listen: expected IP:PORT or none, got unix:/here"),
         (("--transfer", "pigeon"), "--transfer: expected auto, shm, tcp, cuda-ipc, got pigeon"),
         (("--blocks", "0"), "--blocks: expected at least 1, got 0"),
         (("--blocks", "8", "--kv-memory", "1GiB"), "--kv-memory: expected it or --blocks, got both"),

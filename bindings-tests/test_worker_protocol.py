@@ -47,7 +47,7 @@ def message(to, name, **where):
 
 def identity(**other):
     hello = message("daemon", "hello")
-    fields = ("name", "incarnation", "model", "layout", "blocks", "peer", "transfer", "index", "epoch")
+    fields = ("name", "incarnation", "model", "layout", "blocks", "peer", "transfer", "key", "index", "epoch")
     return Identity(**({field: hello[field] for field in fields} | other))
 
 

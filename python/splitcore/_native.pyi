@@ -1476,6 +1476,9 @@ class Grant:
     @property
     def layer_bytes(self) -> int:
         """Bytes that the sender puts in each layer."""
+    @property
+    def token(self) -> str:
+        """What shows that its bearer has this leave, in hexadecimal; not for logs."""
     def __eq__(self, other: object, /) -> bool: ...
     __hash__: ClassVar[None]  # type: ignore[assignment]
 
@@ -1586,8 +1589,8 @@ class Receiver:
         """Check a sender's first message by NIXL, and say who it is."""
     def joined(self, writer: int) -> WriterStops:
         """Let a writer in that writes from outside this process."""
-    def admits(self, writer: int, key: TransferKey) -> bool:
-        """Say whether a writer may write a transfer now."""
+    def admits(self, writer: int, key: TransferKey, token: str) -> bool:
+        """Say whether a writer has a transfer's grant, which its token shows, and may write it now."""
     def left(self, writer: int, gone: bool) -> None:
         """Take a writer's connection for over; `gone` if it writes no more."""
     def publish(self, writer: int, key: TransferKey, layer: int, *, tokens: int, size: int) -> None:
@@ -1750,8 +1753,8 @@ class Worker:
         secret: bytes | None = None,
         tls_ca: str | PathLike[str] | None = None,
         tls_name: str | None = None,
-        peer_listen: str = "127.0.0.1:0",
-        transfer_listen: str = "127.0.0.1:0",
+        peer_listen: str | None = None,
+        transfer_listen: str | None = None,
         backend: str | None = None,
         batch_tokens_max: int = 2048,
         batch_requests_max: int = 512,
@@ -1777,8 +1780,9 @@ class Worker:
             secret: What daemon and workers share.
             tls_ca: Speak TLS with the daemon; a file in PEM of the certificates to trust.
             tls_name: What the daemon's certificate must be for; by default the host of ``connect``.
-            peer_listen: Where it takes other workers.
-            transfer_listen: ``IP:PORT``, where it takes KV from other hosts.
+            peer_listen: Where it takes other workers; by default at this host's address on the way to the daemon.
+            transfer_listen: ``IP:PORT``, where it takes KV by TCP, or ``"none"``; by default beside ``peer_listen``
+                where other workers may be on other hosts, and nowhere where all share memory.
             backend: What sends its KV; None chooses by where it goes.
             batch_tokens_max: Prompt tokens and decodes in a pass.
             batch_requests_max: Requests in a pass.
@@ -1794,7 +1798,7 @@ class Worker:
 
         Raises:
             ConfigError: If an option is out of its range.
-            SplitcoreError: If it cannot listen.
+            SplitcoreError: If it cannot listen, or there is no way to the daemon's host.
         """
     @property
     def peer_address(self) -> str:

@@ -37,7 +37,9 @@ def worker(
     model: Annotated[Path, _model("DIR", "Folder with config.json and weights.")],
     role: Annotated[str, _place("NAME", "Its home pool: prompt, token or mixed.")] = "mixed",
     name: Annotated[str | None, _place("NAME", "Unique, and kept over restarts; by default new each time.")] = None,
-    peer_listen: Annotated[str, _place("ADDR", "Where it takes other workers, as they reach it.")] = "127.0.0.1:0",
+    peer_listen: Annotated[
+        str | None, _place("ADDR", "Where it takes other workers; by default where the daemon's network reaches it.")
+    ] = None,
     secret_file: Annotated[Path | None, _place("FILE", "Shared secret of daemon and workers.")] = None,
     tls_ca: Annotated[Path | None, _place("FILE", "Speak TLS with the daemon; the certificates to trust, PEM.")] = None,
     tls_name: Annotated[str | None, _place("NAME", "In the daemon's certificate; by default the host.")] = None,
@@ -52,8 +54,9 @@ def worker(
     block_tokens: Annotated[int, _memory("N", "Tokens of a block.")] = 16,
     transfer: Annotated[str, _memory("NAME", "How KV is sent: auto, shm, tcp or cuda-ipc.")] = "auto",
     transfer_listen: Annotated[
-        str, _memory("IP:PORT", "Where it takes KV from other hosts, as they reach it.")
-    ] = "127.0.0.1:0",
+        str | None,
+        _memory("IP:PORT", "Where it takes KV by TCP, or none; by default as other hosts need it."),
+    ] = None,
     transfer_limit_s: Annotated[float, _memory("S", "A transfer may take.")] = 20.0,
     batch_tokens_max: Annotated[int, _rules("N", "Prompt tokens and decodes in a pass.")] = 2048,
     batch_requests_max: Annotated[int, _rules("N", "Requests in a pass.")] = 512,
@@ -130,17 +133,19 @@ class _Stops:
         return self.asked
 
 
-def _check(connect: str, peer_listen: str, transfer_listen: str, role: str, transfer: str) -> None:
+def _check(connect: str, peer_listen: str | None, transfer_listen: str | None, role: str, transfer: str) -> None:
     # All of this is checked again where it is used, but that is after a model has been loaded.
     if role not in _ROLES:
         raise wrong("role", ", ".join(_ROLES), role)
     if transfer not in _TRANSFERS:
         raise wrong("transfer", ", ".join(_TRANSFERS), transfer)
     for of, address in {"connect": connect, "peer_listen": peer_listen, "transfer_listen": transfer_listen}.items():
+        if address is None or (of, address) == ("transfer_listen", "none"):
+            continue
         host, _, port = address.rpartition(":")
         is_path = of != "transfer_listen" and address.startswith("unix:") and len(address) > len("unix:")
         if not is_path and not (host and port.isascii() and port.isdigit() and int(port) < 1 << 16):
-            raise wrong(of, "host:port" if of == "transfer_listen" else "host:port or unix:/path", address)
+            raise wrong(of, "IP:PORT or none" if of == "transfer_listen" else "host:port or unix:/path", address)
 
 
 def _check_tls(connect: str, ca: Path | None, name: str | None) -> None:

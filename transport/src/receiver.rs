@@ -16,7 +16,7 @@ use splitcore_secret::{Key, Secret};
 use crate::cuda::DeviceLayers;
 use crate::error::HandshakeError;
 use crate::handshake::{
-    Answer, Backend, Bounded, Endpoint, Greeting, Hello, Incarnation, Verdict, boot_id, demand, receive, send,
+    Answer, Backend, Bounded, Endpoint, Greeting, Hello, Incarnation, boot_id, demand, receive, send,
 };
 use crate::landing::Landing;
 use crate::pool::Pool;
@@ -263,12 +263,13 @@ fn adopt(serving: &Arc<Serving>, connections: &Mutex<Vec<Connection>>, stream: S
     if connections.len() >= serving.options.connections_max {
         return;
     }
-    let strangers = || connections.iter().filter(|connection| !connection.known.load(Ordering::Relaxed));
-    let waits = strangers().filter_map(|connection| connection.stream.upgrade());
-    if strangers().count() >= STRANGERS_MAX
-        && let Some(oldest) = waits.into_iter().next()
-    {
-        oldest.close();
+    let is_stranger =
+        |of: &&mut Connection| !of.known.load(Ordering::Relaxed) && of.stream.strong_count() > 0;
+    let mut strangers: Vec<&mut Connection> = connections.iter_mut().filter(is_stranger).collect();
+    if strangers.len() >= STRANGERS_MAX {
+        // Once it is closed it counts no more, though its thread may still be about to end.
+        let oldest = std::mem::take(&mut strangers[0].stream);
+        let _ = oldest.upgrade().map(|stream| stream.close());
     }
     let (stream, known) = (Arc::new(stream), Arc::<AtomicBool>::default());
     let (serving, held, knows) = (serving.clone(), Arc::downgrade(&stream), known.clone());
@@ -329,10 +330,7 @@ fn admit(
     local: bool,
 ) -> Result<Hello, HandshakeError> {
     let (landing, within) = (&serving.landing, serving.options.handshake_within);
-    let proven = demand(stream, landing.owner(), &serving.secret, within).inspect_err(|error| {
-        // Best effort: the peer may be gone, or be no peer of ours.
-        let _ = send(stream, &Verdict::Refused(error.to_string()), within);
-    })?;
+    let proven = demand(stream, landing.owner(), &serving.secret, within)?;
     known.store(true, Ordering::Relaxed);
     let greeted = receive::<Greeting>(stream, within).and_then(|greeting| proven.greeted(greeting));
     let checked = greeted.and_then(|hello| {

@@ -3,6 +3,8 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by it")]
 
 mod common;
+#[path = "common/handshake.rs"]
+mod handshake;
 
 use std::io::{IoSlice, Read, Write};
 use std::mem::MaybeUninit;
@@ -17,7 +19,7 @@ use serde_json::{Value, json};
 use splitcore_core::id::RequestId;
 use splitcore_core::kv::{BlockId, Dtype, KvRange, PoolShape};
 use splitcore_transport::{
-    Arrival, Backend, ConnectOptions, Endpoint, HandshakeError, Incarnation, Landing, ListenOptions,
+    Arrival, Backend, ConnectOptions, Endpoint, HandshakeError, Incarnation, Key, Landing, ListenOptions,
     PeerState, Pool, Receiver, TransferError, boot_id, connect,
 };
 
@@ -25,6 +27,7 @@ use common::{
     BOUND, Folder, MODEL, all_blocks, connect_by, ends, fill, open, plan, receiver, send_layer, small_shape,
     until, untouched, verify,
 };
+use handshake::{enter, let_in};
 
 const SHAPE: fn() -> PoolShape = || small_shape(16);
 
@@ -198,30 +201,28 @@ fn what_is_no_hello_is_refused_and_its_connection_closed() {
     assert!(say(&receiver, &hostile).contains("a message of 4294967295 bytes"));
     assert!(say(&receiver, &frame(b"{\"protocol\": ")).contains("not a handshake"));
     assert!(say(&receiver, &frame(&[0xff; 64])).contains("not a handshake"));
-    let mut other = hello(&receiver, me);
-    other["protocol"] = json!(2);
-    assert!(say(&receiver, &frame(other.to_string().as_bytes())).contains("protocol: 1 here, 2 there"));
-    other = hello(&receiver, me);
-    other["shape"]["layout"]["block_tokens"] = json!(0);
-    assert!(say(&receiver, &frame(other.to_string().as_bytes())).contains("block_tokens is 0"));
-    other = hello(&receiver, me);
-    other["backend"] = json!("tcp");
-    assert!(say(&receiver, &frame(other.to_string().as_bytes())).contains("backend: "));
-    other = hello(&receiver, me);
-    other["host"] = json!("elsewhere");
-    assert!(say(&receiver, &frame(other.to_string().as_bytes())).contains("host: "));
+    let refused = |change: fn(&mut Value)| {
+        let mut other = hello(&receiver, me);
+        change(&mut other);
+        let answer = enter(&mut called(&receiver), receiver.endpoint(), &other);
+        answer["refused"].as_str().unwrap().to_owned()
+    };
+    assert!(refused(|hello| hello["protocol"] = json!(2)).contains("protocol: 1 here, 2 there"));
+    assert!(
+        refused(|hello| hello["shape"]["layout"]["block_tokens"] = json!(0)).contains("block_tokens is 0")
+    );
+    assert!(refused(|hello| hello["backend"] = json!("tcp")).contains("backend: "));
+    assert!(refused(|hello| hello["host"] = json!("elsewhere")).contains("host: "));
     still_serves(&receiver, Backend::Shm);
 }
 
 /// Lets itself in by hand, and has everything mapped for all that the receiver knows.
 fn welcomed(receiver: &Receiver, me: Incarnation) -> UnixStream {
     let mut stream = called(receiver);
-    stream.write_all(&frame(hello(receiver, me).to_string().as_bytes())).unwrap();
-    let mut head = [0; 12];
-    stream.read_exact(&mut head).unwrap();
-    let mut body = vec![0; u32::from_le_bytes(head[8..].try_into().unwrap()) as usize + 1];
-    stream.read_exact(&mut body).unwrap();
-    assert!(body.starts_with(b"{\"welcome\""), "{}", String::from_utf8_lossy(&body));
+    let answer = enter(&mut stream, receiver.endpoint(), &hello(receiver, me));
+    assert!(answer.get("welcome").is_some(), "{answer}");
+    // The byte that comes with the descriptors.
+    stream.read_exact(&mut [0]).unwrap();
     stream
 }
 
@@ -298,18 +299,16 @@ fn passing(descriptors: &[BorrowedFd<'_>]) -> HandshakeError {
         backends: vec![Backend::Shm],
         device: None,
         nixl: None,
+        key: Key::new([7; 32]),
     };
+    let key = endpoint.key;
     let welcome = json!({"welcome": {
         "protocol": splitcore_transport::PROTOCOL, "incarnation": incarnation, "shape": SHAPE(), "slots": 1,
     }});
     std::thread::scope(|scope| {
         let answering = scope.spawn(move || {
             let mut stream = listener.accept().unwrap().0;
-            let mut head = [0; 12];
-            stream.read_exact(&mut head).unwrap();
-            let mut body = vec![0; u32::from_le_bytes(head[8..].try_into().unwrap()) as usize];
-            stream.read_exact(&mut body).unwrap();
-            stream.write_all(&frame(welcome.to_string().as_bytes())).unwrap();
+            let_in(&mut stream, key, &welcome);
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
             let mut control = SendAncillaryBuffer::new(&mut space);
             assert!(descriptors.is_empty() || control.push(SendAncillaryMessage::ScmRights(descriptors)));

@@ -60,6 +60,7 @@ class _Flight:
 class _Outgoing:
     """A transfer at its sender."""
 
+    token: str
     held: dict[int, list[NDArray[np.uint64]]] = field(default_factory=dict)
     queue: deque[_Flight] = field(default_factory=deque)
     flights: list[_Flight] = field(default_factory=list)
@@ -171,12 +172,12 @@ class NixlLink:
         agent, key = self._live(), grant.key
         with agent.lock:
             self._books.begin(grant)
-            self._transfers[key] = _Outgoing()
+            self._transfers[key] = _Outgoing(grant.token)
             self._moved = time.monotonic()
             if self._stopped.get(key.slot, 0) == key.generation:
                 self._transfers[key].give_up()
             else:
-                self._said({"t": "ask", "key": numbers(key)})
+                self._said({"t": "ask", "key": numbers(key), "token": grant.token})
         agent.work()
 
     def put(self, key: TransferKey, layer: int, ranges: NDArray[np.uint32] | TransferPlan) -> None:
@@ -198,7 +199,7 @@ class NixlLink:
             size, is_last = self._books.publish(key, layer)
             outgoing = self._transfers[key]
             message = {"to": self._to, "from": self.incarnation, "t": "layer", "key": numbers(key)}
-            message |= {"layer": layer, "tokens": tokens, "bytes": size}
+            message |= {"layer": layer, "tokens": tokens, "bytes": size, "token": outgoing.token}
             outgoing.queue.append(_Flight(np.concatenate(outgoing.held.pop(layer)), message))
             outgoing.is_complete = is_last
             self._moved = time.monotonic()

@@ -83,7 +83,10 @@ class NixlReceiver:
         answer = {"to": life, "from": self._life, "key": said["key"]}
         match said["t"]:
             case "ask":
-                self._agent.tell(name, answer | {"t": "go" if self._native.admits(life, key) else "no"})
+                admits = self._native.admits(life, key, str(said["token"]))
+                self._agent.tell(name, answer | {"t": "go" if admits else "no"})
+            case "layer" if not self._native.admits(life, key, str(said["token"])):
+                self._agent.tell(name, answer | {"t": "nack", "why": "it is not open to this sender"})
             case "layer":
                 try:
                     self._native.publish(life, key, said["layer"], tokens=said["tokens"], size=said["bytes"])

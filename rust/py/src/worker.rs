@@ -16,7 +16,8 @@ use splitcore_wire::session::Limits;
 use splitcore_wire::tls::{Tls, TlsError};
 use splitcore_worker::mover::{Follow, MoverOptions};
 use splitcore_worker::{
-    End, Log, ModelBounds, Pass as CorePass, Worker as Core, WorkerError, WorkerOptions, incarnation_now,
+    End, Log, ModelBounds, Pass as CorePass, TransferListen, Worker as Core, WorkerError, WorkerOptions,
+    incarnation_now,
 };
 
 use crate::errors::{self, SplitcoreError, config};
@@ -141,13 +142,22 @@ fn bounds(context: Option<u32>, vocabulary: Option<u32>) -> ModelBounds {
 }
 
 /// How KV is moved.
-fn mover(py: Python<'_>, model: String, by: Option<&str>, transfer_listen: &str) -> PyResult<MoverOptions> {
+fn mover(py: Python<'_>, model: String, by: Option<&str>) -> PyResult<MoverOptions> {
     let mut mover = MoverOptions::new(model);
     mover.connect.backend = backend(py, by)?;
-    let listens = transfer_listen.parse();
-    let listens = listens.map_err(|_| config(py, "transfer_listen", "IP:PORT", transfer_listen))?;
-    mover.listen.tcp = Some(listens);
     Ok(mover)
+}
+
+/// Where KV is taken by TCP.
+fn transfers(py: Python<'_>, given: Option<&str>) -> PyResult<TransferListen> {
+    match given {
+        None => Ok(TransferListen::AsNeeded),
+        Some("none") => Ok(TransferListen::Nowhere),
+        Some(given) => match given.parse() {
+            Ok(address) => Ok(TransferListen::At(address)),
+            Err(_) => Err(config(py, "transfer_listen", "IP:PORT or none", given)),
+        },
+    }
 }
 
 fn raised(py: Python<'_>, error: WorkerError) -> PyErr {
@@ -172,8 +182,8 @@ impl Worker {
         secret = None,
         tls_ca = None,
         tls_name = None,
-        peer_listen = "127.0.0.1:0",
-        transfer_listen = "127.0.0.1:0",
+        peer_listen = None,
+        transfer_listen = None,
         backend = None,
         batch_tokens_max = 2048,
         batch_requests_max = 512,
@@ -199,8 +209,8 @@ impl Worker {
         secret: Option<Vec<u8>>,
         tls_ca: Option<std::path::PathBuf>,
         tls_name: Option<&str>,
-        peer_listen: &str,
-        transfer_listen: &str,
+        peer_listen: Option<&str>,
+        transfer_listen: Option<&str>,
         backend: Option<&str>,
         batch_tokens_max: u32,
         batch_requests_max: u32,
@@ -240,8 +250,9 @@ impl Worker {
             role: errors::word(py, "role", role, "'prompt', 'token' or 'mixed'")?,
             bounds: bounds(context, vocabulary),
             secret: secret.map(|bytes| Secret::new(&bytes)),
-            peer_listen: address(py, "peer_listen", peer_listen)?,
-            mover: mover(py, model.clone(), backend, transfer_listen)?,
+            peer_listen: peer_listen.map(|given| address(py, "peer_listen", given)).transpose()?,
+            transfer_listen: transfers(py, transfer_listen)?,
+            mover: mover(py, model.clone(), backend)?,
             model,
             machine,
             limits: Limits::default(),

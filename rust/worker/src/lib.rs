@@ -13,6 +13,7 @@
 #![forbid(unsafe_code)]
 
 mod contexts;
+mod doors;
 mod driver;
 mod inbox;
 mod log;
@@ -31,16 +32,19 @@ use splitcore_core::config::{ConfigError, MachineConfig};
 use splitcore_core::id::{Epoch, LegKey};
 use splitcore_transport::Pool;
 use splitcore_wire::address::Address;
+use splitcore_wire::auth::Key;
 use splitcore_wire::link::{LinkOptions, WorkerLink};
 use splitcore_wire::peers::{Peers, PeersOptions};
 use splitcore_wire::session::{Identity, Settings};
 
+pub use doors::TransferListen;
 pub use inbox::End;
 pub use log::Log;
 pub use options::{ModelBounds, WorkerOptions, incarnation_now};
 pub use pass::{Pass, Span};
 pub use stats::Stats;
 
+use doors::{Doors, on_the_way_to};
 use driver::Driver;
 use inbox::{Board, Inbox, Input};
 use mover::{Mover, MoverError};
@@ -62,6 +66,19 @@ pub enum WorkerError {
         /// Why not.
         error: io::Error,
     },
+    /// Others cannot be told where this worker is.
+    #[error(
+        "no way to the daemon at {daemon}, so that it is not known where other workers would reach this one: {error}"
+    )]
+    Host {
+        /// The daemon.
+        daemon: String,
+        /// Why not.
+        error: io::Error,
+    },
+    /// The system has no randomness to give.
+    #[error("random key: {0}")]
+    Random(io::Error),
     /// There is no thread to be had.
     #[error("thread: {0}")]
     Thread(io::Error),
@@ -96,16 +113,23 @@ impl Worker {
         let (sender, inputs) = channel();
         let inbox = Inbox::new(sender, options.limits.queue_frames_max);
         let to = inbox.clone();
-        let mover = Mover::start(pool, options.mover.clone(), move |event| to.put(Input::Mover(event)))?;
+        let doors = Self::doors(&options)?;
+        let mut moves = options.mover.clone();
+        moves.listen.tcp = doors.transfers;
+        moves.host = Some(doors.host);
+        moves.listen.secret.clone_from(&options.secret);
+        moves.connect.secret.clone_from(&options.secret);
+        let mover = Mover::start(pool, moves, move |event| to.put(Input::Mover(event)))?;
         let settings =
             Settings { secret: options.secret.clone(), limits: options.limits, ..Settings::default() };
         let listen = PeersOptions {
-            listen: options.peer_listen.clone(),
+            listen: doors.peers.clone(),
             settings: settings.clone(),
             backoff: options.backoff,
         };
         let (peers, peer) = Peers::bind(listen)
-            .map_err(|error| WorkerError::Peers { address: options.peer_listen.to_string(), error })?;
+            .map_err(|error| WorkerError::Peers { address: doors.peers.to_string(), error })?;
+        let peer = doors.told(&peer);
         let identity = Identity {
             name: options.name.clone(),
             index: None,
@@ -116,6 +140,7 @@ impl Worker {
             blocks: shape.blocks,
             peer: peer.to_string(),
             transfer: mover.transfer().to_owned(),
+            key: Key::random().map_err(WorkerError::Random)?,
         };
         let to = inbox.clone();
         let link = LinkOptions {
@@ -133,6 +158,17 @@ impl Worker {
         let thread = std::thread::Builder::new().name("splitcore-driver".to_owned());
         let thread = thread.spawn(move || driver.run(&link, peers, mover)).map_err(WorkerError::Thread)?;
         Ok(Self { inbox, board, peer, thread: Some(thread) })
+    }
+
+    /// What it opens, and says to people of that.
+    fn doors(options: &WorkerOptions) -> Result<Doors, WorkerError> {
+        let WorkerOptions { connect, peer_listen, transfer_listen, mover, .. } = options;
+        let host = on_the_way_to(connect);
+        let host = host.map_err(|error| WorkerError::Host { daemon: connect.to_string(), error })?;
+        let doors = Doors::new(host, peer_listen.as_ref(), *transfer_listen, mover.connect.backend);
+        let is_kept = options.secret.is_some() || options.tls.is_some();
+        doors.warnings(is_kept).iter().for_each(|warning| options.log.line(&format!("warning: {warning}")));
+        Ok(doors)
     }
 
     /// The next pass to run, if one comes within this time. `None` at once when the worker has ended.

@@ -11,6 +11,7 @@ use splitcore_wire::backoff::Backoff;
 use splitcore_wire::session::Limits;
 use splitcore_wire::tls::Tls;
 
+use crate::doors::TransferListen;
 use crate::log::Log;
 use crate::mover::MoverOptions;
 
@@ -49,8 +50,11 @@ pub struct WorkerOptions {
     pub bounds: ModelBounds,
     /// What daemon and workers share, if anything.
     pub secret: Option<Secret>,
-    /// Where it takes other workers.
-    pub peer_listen: Address,
+    /// Where it takes other workers; `None`: on loopback if the daemon is there, else at this host's address on the way to
+    /// the daemon.
+    pub peer_listen: Option<Address>,
+    /// Where it takes KV by TCP. Takes the place of what `mover` says of it.
+    pub transfer_listen: TransferListen,
     /// How it moves KV.
     pub mover: MoverOptions,
     /// Its scheduler. `blocks` and `block_tokens` are the pool's, and passes are run one at a time.

@@ -20,7 +20,7 @@ use splitcore_secret::Key;
 use crate::error::HandshakeError;
 
 pub use choose::{Offer, choose};
-pub(crate) use proof::{Greeting, Proven, Verdict, demand, is_another, show};
+pub(crate) use proof::{Greeting, demand, is_another, show};
 pub(crate) use wire::{Answer, Bounded, receive, send};
 
 /// Version of everything that goes over the sockets and lies in shared memory. Both sides must have the same.

@@ -98,11 +98,26 @@ pub(crate) fn demand<'a>(
     secret: &'a Secret,
     within: Duration,
 ) -> Result<Proven<'a>, HandshakeError> {
+    let proven = demanded(stream, me, secret, within);
+    if let Err(error) = &proven {
+        let is_another = *error == another();
+        let verdict = if is_another { Verdict::Another } else { Verdict::Refused(error.to_string()) };
+        // Best effort: the peer may be gone, or be no peer of ours.
+        let _ = send(stream, &verdict, within);
+    }
+    proven
+}
+
+fn demanded<'a>(
+    stream: &mut impl Bounded,
+    me: Incarnation,
+    secret: &'a Secret,
+    within: Duration,
+) -> Result<Proven<'a>, HandshakeError> {
     let challenge = drawn()?;
     send(stream, &Challenge { nonce: challenge }, within)?;
     let shown = receive::<Shown>(stream, within)?;
     if shown.expects != me {
-        send(stream, &Verdict::Another, within)?;
         return Err(another());
     }
     if !verify(secret, Party::Sender, &challenge, &shown.nonce, "", &shown.proof) {

@@ -11,6 +11,7 @@ use splitcore_core::kv::{
     Arrangement, BlockId, BlockSet, Dtype, KvLayout, Planes, PoolShape, Shard, TokenOrder, Values,
     plan_transfer,
 };
+use splitcore_secret::Token;
 
 use super::frame::{Crc, Descriptor, Head, Kind, Refusal};
 use super::intake::{Intake, Step};
@@ -18,7 +19,7 @@ use crate::handshake::Incarnation;
 use crate::landing::{Landing, Writer};
 use crate::memory::Mapping;
 use crate::pool::Pool;
-use crate::transfer::TransferKey;
+use crate::transfer::{Grant, TransferKey};
 use crate::word::{CellState, Generation};
 
 const US: Incarnation = Incarnation(1);
@@ -57,6 +58,8 @@ struct World {
     shape: PoolShape,
     ours: TransferKey,
     others: TransferKey,
+    /// Of our grant.
+    token: Token,
 }
 
 struct Nobody;
@@ -97,12 +100,12 @@ impl World {
         let open = |who, request, blocks: &[u32]| {
             let blocks: Vec<BlockId> = blocks.iter().copied().map(BlockId).collect();
             let bytes = layer_bytes * blocks.len() as u64;
-            landing.open(who, RequestId(request), blocks, bytes).ok().map(|grant| grant.key)
+            landing.open(who, RequestId(request), blocks, bytes).ok()
         };
-        let ours = open(US, 5, &GRANTED)?;
-        let others = open(OTHER, 6, &[0, 7])?;
+        let Grant { key: ours, token, .. } = open(US, 5, &GRANTED)?;
+        let others = open(OTHER, 6, &[0, 7])?.key;
         landing.joined(US, Arc::new(Nobody)).ok()?;
-        Some(Self { landing: landing.clone(), memory, shape, ours, others })
+        Some(Self { landing: landing.clone(), memory, shape, ours, others, token })
     }
 
     fn memory(&self) -> &[u8] {
@@ -161,6 +164,10 @@ fn act(source: &mut Source<'_>, world: &World, crcs: &mut [Crc; LAYERS as usize]
         2 => {
             let kind = if source.byte() < 64 { Kind::Bye } else { Kind::Nack(Refusal::Unknown) };
             Head::new(kind, Some(world.ours).filter(|_| kind != Kind::Bye)).encode(&[], &mut bytes);
+        }
+        3 if source.byte() < 64 => {
+            let token = if source.byte() < 128 { world.token } else { Token::new([source.byte(); 16]) };
+            Head::encode_show(key(source, world), &token, &mut bytes);
         }
         3 => bytes.extend((0..source.byte()).map(|_| source.byte())),
         4 | 5 => {
@@ -248,6 +255,10 @@ pub fn stream(data: &[u8]) -> usize {
         if source.byte().is_multiple_of(2) { Arrangement::LayerFirst } else { Arrangement::BlockFirst };
     let Some(world) = World::new(arrangement) else { return 0 };
     let Some(mut intake) = Intake::new(&world.landing, US, true) else { return 0 };
+    // Else nothing of it is taken, and no more is to be seen.
+    let mut shown = Vec::new();
+    Head::encode_show(world.ours, &world.token, &mut shown);
+    feed(&mut intake, &shown, shown.len());
     let mut crcs = [Crc::NEW; LAYERS as usize];
     let mut published: [Option<Vec<u8>>; LAYERS as usize] = [const { None }; LAYERS as usize];
     let mut stopped: Option<Vec<u8>> = None;

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use splitcore_core::kv::{Dtype, Shard, Values};
+use splitcore_secret::Key;
 
 use super::kit::{HERE, THERE, shape};
 use crate::error::HandshakeError;
@@ -27,7 +28,6 @@ fn hello() -> Hello {
         model: "m".to_owned(),
         shape: shape(2, 4),
         checksums: true,
-        extra: serde_json::Value::Null,
     }
 }
 
@@ -75,20 +75,20 @@ fn a_message_that_is_cut_off_anywhere_is_no_message() {
 
 #[test]
 fn lengths_that_no_message_has_are_refused_unread() {
-    for length in [u32::MAX, 1 << 31, (4 << 20) + 1] {
+    for length in [u32::MAX, 1 << 31, 4 << 20, (64 << 10) + 1] {
         let refused = hear(&marked(length, b"{}")).unwrap_err();
         assert!(refused.to_string().contains(&length.to_string()), "{refused}");
         assert!(matches!(refused, HandshakeError::Malformed(_)));
     }
     // A length is no reason to wait for ever either: the peer has closed.
-    assert!(matches!(hear(&marked(4 << 20, b"{}")), Err(HandshakeError::Io { .. })));
+    assert!(matches!(hear(&marked(64 << 10, b"{}")), Err(HandshakeError::Io { .. })));
     assert!(matches!(hear(&marked(0, b"")), Err(HandshakeError::Malformed(_))));
 }
 
 #[test]
 fn a_message_that_the_peer_would_not_take_is_not_sent() {
     let (_ours, mut theirs) = pair();
-    let huge = Hello { model: "m".repeat(5 << 20), ..hello() };
+    let huge = Hello { model: "m".repeat(64 << 10), ..hello() };
     assert!(matches!(send(&mut theirs, &huge, LONG), Err(HandshakeError::Malformed(_))));
 }
 
@@ -167,10 +167,10 @@ impl Bounded for Drip {
 fn a_peer_that_sends_or_takes_byte_by_byte_has_no_more_time() {
     let within = Duration::from_millis(30);
     let mut drip = Drip::new();
-    assert_eq!(receive::<Hello>(&mut drip, within), Err(HandshakeError::Timeout(within)));
+    assert_eq!(receive::<Answer>(&mut drip, within), Err(HandshakeError::Timeout(within)));
     assert!(drip.bounds_fall());
     let mut drip = Drip::new();
-    let long = Hello { model: "m".repeat(1 << 16), ..hello() };
+    let long = Hello { model: "m".repeat(60 << 10), ..hello() };
     assert_eq!(send(&mut drip, &long, within), Err(HandshakeError::Timeout(within)));
     assert!(drip.bounds_fall());
 }
@@ -263,6 +263,7 @@ fn the_backend_is_the_first_that_both_have_and_that_reaches() {
             backends: theirs.clone(),
             device: None,
             nixl: (ways & 8 != 0).then(|| "agent".to_owned()),
+            key: Key::default(),
         };
         let host = if same_host { "here" } else { "there" };
         let offer = Offer { host: host.to_owned(), backends: ours.clone() };

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use splitcore_core::kv::{BlockId, KvRange, RangeError};
+use splitcore_secret::Token;
 
 use super::kit::{HERE, THERE, blocks, key, pool, shape, whole};
 use crate::error::TransferError;
@@ -22,7 +23,13 @@ fn ledger() -> Ledger {
 
 fn grant(request: u64, granted: &[u32], layer_bytes: u64) -> Grant {
     let key = key(request, request as u32, 1);
-    Grant { key, receiver: HERE, blocks: blocks(granted.iter().copied()), layer_bytes }
+    Grant {
+        key,
+        receiver: HERE,
+        blocks: blocks(granted.iter().copied()),
+        layer_bytes,
+        token: Token::default(),
+    }
 }
 
 fn range(layer: u16, to: u32, offset: u32, bytes: u32) -> KvRange {

@@ -8,10 +8,11 @@ use std::time::Duration;
 use splitcore_core::id::RequestId;
 use splitcore_core::kv::{BlockId, PoolShape};
 use splitcore_transport::{
-    Arrival, Backend, Completion, ConnectOptions, Endpoint, Generation, Grant, Incarnation, Link, PeerState,
-    TransferError, TransferKey, boot_id, connect,
+    Arrival, Backend, Completion, ConnectOptions, Endpoint, Generation, Grant, Incarnation, Key, Link,
+    PeerState, Token, TransferError, TransferKey, boot_id, connect,
 };
 
+use super::handshake::let_in;
 use super::kit::*;
 
 /// Something that says welcome and then does what the test wants of it.
@@ -30,17 +31,15 @@ fn decoy(shape: PoolShape, options: &ConnectOptions) -> Decoy {
         backends: vec![Backend::Tcp],
         device: None,
         nixl: None,
+        key: Key::new([7; 32]),
     };
+    let key = to.key;
     let welcome = serde_json::json!({"welcome": {
         "protocol": splitcore_transport::PROTOCOL, "incarnation": RECEIVER, "shape": shape, "slots": 1 << 20,
     }});
     let host = std::thread::spawn(move || {
         let (mut stream, _) = listener.accept().unwrap();
-        let mut head = [0; 12];
-        stream.read_exact(&mut head).unwrap();
-        let mut body = vec![0; u32::from_le_bytes(head[8..].try_into().unwrap()) as usize];
-        stream.read_exact(&mut body).unwrap();
-        stream.write_all(&message(&welcome)).unwrap();
+        let_in(&mut stream, key, &welcome);
         stream
     });
     let link = connect(&filled(shape), SENDER, &to, options).unwrap();
@@ -49,7 +48,8 @@ fn decoy(shape: PoolShape, options: &ConnectOptions) -> Decoy {
 
 fn grant(slot: u32, blocks: &[u32], layer_bytes: u64) -> Grant {
     let key = TransferKey { request: RequestId(slot.into()), slot, generation: Generation::FIRST };
-    Grant { key, receiver: RECEIVER, blocks: blocks.iter().copied().map(BlockId).collect(), layer_bytes }
+    let blocks = blocks.iter().copied().map(BlockId).collect();
+    Grant { key, receiver: RECEIVER, blocks, layer_bytes, token: Token::default() }
 }
 
 #[test]

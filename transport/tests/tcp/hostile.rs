@@ -5,18 +5,27 @@ use std::net::TcpStream;
 
 use splitcore_core::id::RequestId;
 use splitcore_core::kv::{BlockId, PoolShape};
+use splitcore_secret::hex::Hex;
 use splitcore_transport::testing::frame::{Crc, Descriptor, HEAD, Head, Kind, Refusal};
 use splitcore_transport::{
-    Arrival, Generation, Grant, Incarnation, LayerSeal, Receiver, TransferError, TransferKey, boot_id,
-    connect,
+    Arrival, Generation, Grant, Incarnation, Key, LayerSeal, Receiver, Token, TransferError, TransferKey,
+    boot_id, connect,
 };
 
+use super::handshake::{enter, hear, say};
 use super::kit::*;
 
 const BYTES: u32 = 4096;
 
 /// A block, an offset in it, bytes.
 type Range = (u32, u32, u32);
+
+/// A stream of which nobody knows whose it is.
+fn stranger(receiver: &Receiver) -> TcpStream {
+    let stream = TcpStream::connect(address(receiver)).unwrap();
+    stream.set_read_timeout(Some(LONG)).unwrap();
+    stream
+}
 
 /// A stream that has been let in as `writer`.
 pub(crate) fn intruder(receiver: &Receiver, shape: &PoolShape, writer: Incarnation) -> TcpStream {
@@ -25,16 +34,17 @@ pub(crate) fn intruder(receiver: &Receiver, shape: &PoolShape, writer: Incarnati
         "expects": RECEIVER, "host": boot_id().unwrap(), "model": "model", "shape": shape,
         "checksums": true,
     });
-    let mut stream = TcpStream::connect(address(receiver)).unwrap();
-    stream.set_read_timeout(Some(LONG)).unwrap();
-    stream.write_all(&message(&hello)).unwrap();
-    let mut head = [0; 12];
-    stream.read_exact(&mut head).unwrap();
-    let mut body = vec![0; u32::from_le_bytes(head[8..].try_into().unwrap()) as usize];
-    stream.read_exact(&mut body).unwrap();
-    let answer: serde_json::Value = serde_json::from_slice(&body).unwrap();
+    let mut stream = stranger(receiver);
+    let answer = enter(&mut stream, receiver.endpoint(), &hello);
     assert!(answer.get("welcome").is_some(), "{answer}");
     stream
+}
+
+/// Shows the token of a grant.
+fn show(stream: &mut TcpStream, grant: &Grant) {
+    let mut frame = Vec::new();
+    Head::encode_show(grant.key, &grant.token, &mut frame);
+    stream.write_all(&frame).unwrap();
 }
 
 fn put(key: TransferKey, layer: u16, to: &[Range]) -> Vec<u8> {
@@ -100,8 +110,11 @@ fn world() -> World {
 }
 
 impl World {
+    /// One that has the grant.
     fn intruder(&self) -> TcpStream {
-        intruder(&self.receiver, &self.shape, SENDER)
+        let mut stream = intruder(&self.receiver, &self.shape, SENDER);
+        show(&mut stream, &self.grant);
+        stream
     }
 
     fn assert_untouched(&self, but: &[(u16, u32)]) {
@@ -261,6 +274,7 @@ fn a_wrong_checksum_fails_the_transfer_at_both_ends_and_the_stream_goes_on() {
     assert_eq!((head.kind, head.tokens, head.crc32c), (Kind::Nack(Refusal::Corrupt), found, Some(0x0bad)));
     landing.release(key).unwrap();
     let again = open(landing, 2, &[1]);
+    show(&mut stream, &again);
     let frame = put(again.key, 0, &[(1, 0, BYTES)]);
     stream.write_all(&frame).unwrap();
     stream.write_all(&publish(again.key, 0, BYTES.into(), Some(crc_of(&frame, BYTES)))).unwrap();
@@ -316,6 +330,7 @@ fn a_sender_that_falls_silent_in_the_middle_of_a_frame_is_closed() {
     let receiver = listen_with(shape, |options| options.stall_limit = limit);
     let grant = open(receiver.landing(), 1, &[1]);
     let mut stream = intruder(&receiver, &shape, SENDER);
+    show(&mut stream, &grant);
     stream.write_all(&put(grant.key, 0, &[(1, 0, BYTES)])[..100]).unwrap();
     let text = closed(&mut stream);
     assert!(text.contains("stopped in the middle of a frame for 50ms"), "{text}");
@@ -331,6 +346,7 @@ fn a_sender_that_is_slow_in_the_middle_of_a_frame_is_not_closed() {
     let landing = receiver.landing();
     let grant = open(landing, 1, &[1]);
     let mut stream = intruder(&receiver, &shape, SENDER);
+    show(&mut stream, &grant);
     let frame = put(grant.key, 0, &[(1, 0, BYTES)]);
     let payload = frame.len() - BYTES as usize;
     stream.write_all(&frame[..payload]).unwrap();
@@ -362,4 +378,128 @@ fn what_a_closed_stream_began_is_not_finished_by_a_new_one() {
     second.write_all(&frame).unwrap();
     let (head, _) = answer(&mut second).unwrap();
     assert_eq!((head.kind, head.key), (Kind::Nack(Refusal::Stopped), Some(key)));
+}
+
+#[test]
+fn a_stranger_learns_nothing_and_does_not_come_in_the_writers_name() {
+    let world = world();
+    let landing = world.receiver.landing();
+    let link = connect(&filled(world.shape), SENDER, world.receiver.endpoint(), &options()).unwrap();
+    link.begin(&world.grant).unwrap();
+    link.put(world.grant.key, 0, &ranges(&world.shape, 0, &[1, 3])).unwrap();
+    let guess = Key::random().unwrap();
+    let endpoint = world.receiver.endpoint();
+    let others = |verdict: &str| {
+        let about = [RECEIVER.to_string(), RECEIVER.0.to_string(), "model".to_owned(), "layers".to_owned()];
+        assert!(about.iter().all(|word| !verdict.contains(word)), "{verdict}");
+    };
+    // The life of the receiver is right, and the key is not; then neither is.
+    for expects in [RECEIVER, SENDER] {
+        let mut stream = stranger(&world.receiver);
+        let (_, verdict) = super::handshake::show(&mut stream, expects, guess);
+        let wanted = if expects == RECEIVER { "a proof that does not match" } else { "another" };
+        assert!(verdict.to_string().contains(wanted), "{verdict}");
+        others(&verdict.to_string());
+        assert_eq!(stream.read(&mut [0; 64]).unwrap(), 0, "nothing more is said");
+    }
+    // Another's proof, played again on a connection of one's own.
+    let mut stream = stranger(&world.receiver);
+    hear(&mut stream);
+    let shown = serde_json::json!({"expects": RECEIVER, "nonce": Hex([0x22; 16]), "proof": Hex([0x33; 32])});
+    say(&mut stream, &shown);
+    assert!(hear(&mut stream).get("refused").is_some());
+    // One that knows the key and says that it is another than it has shown to be.
+    let mut stream = stranger(&world.receiver);
+    let (_, verdict) = super::handshake::show(&mut stream, RECEIVER, endpoint.key);
+    assert!(verdict.get("proved").is_some(), "{verdict}");
+    let hello = serde_json::json!({
+        "protocol": splitcore_transport::PROTOCOL, "backend": "tcp", "incarnation": SENDER,
+        "expects": RECEIVER, "host": boot_id().unwrap(), "model": "model", "shape": world.shape,
+        "checksums": true,
+    });
+    say(&mut stream, &serde_json::json!({"hello": hello, "proof": Hex([0x33; 32])}));
+    assert!(hear(&mut stream).get("refused").is_some());
+    // All of them have hung up, and the transfer of the honest one goes on.
+    link.publish(world.grant.key, 0, 3).unwrap();
+    landing.wait_layer(world.grant.key, 0, LONG).unwrap();
+    assert_eq!(landing.writer_state(SENDER), splitcore_transport::PeerState::Connected);
+}
+
+#[test]
+fn frames_about_a_transfer_whose_token_was_not_shown_are_as_those_of_one_that_is_not_there() {
+    let world = world();
+    let landing = world.receiver.landing();
+    let key = world.grant.key;
+    // It has been let in, by the name of the writer, and has guessed request, slot and generation.
+    let mut stream = intruder(&world.receiver, &world.shape, SENDER);
+    let second = open(landing, 2, &[2]);
+    let wrong = [
+        Grant { token: Token::random().unwrap(), ..world.grant.clone() },
+        Grant { token: second.token, ..world.grant.clone() },
+        Grant { token: world.grant.token, ..second.clone() },
+    ];
+    for grant in &wrong {
+        show(&mut stream, grant);
+        let (head, text) = answer(&mut stream).unwrap();
+        assert_eq!((head.kind, head.key, &*text), (Kind::Nack(Refusal::Unknown), Some(grant.key), ""));
+    }
+    let frame = put(key, 0, &[(1, 0, BYTES), (3, 0, BYTES)]);
+    let mut drop = Vec::new();
+    Head::new(Kind::Drop, Some(key)).encode(&[], &mut drop);
+    let sealed = publish(key, 0, 2 * u64::from(BYTES), Some(crc_of(&frame, 2 * BYTES)));
+    for bytes in [&frame, &sealed, &drop] {
+        stream.write_all(bytes).unwrap();
+        let (head, _) = answer(&mut stream).unwrap();
+        assert_eq!((head.kind, head.key), (Kind::Nack(Refusal::Unknown), Some(key)));
+    }
+    assert_eq!(landing.landed(key), Ok(0));
+    world.assert_untouched(&[]);
+    // Shown on one stream, a token says nothing for another; and the stream goes on.
+    let mut honest = world.intruder();
+    stream.write_all(&frame).unwrap();
+    assert_eq!(answer(&mut stream).unwrap().0.kind, Kind::Nack(Refusal::Unknown));
+    honest.write_all(&[frame.clone(), sealed].concat()).unwrap();
+    landing.wait_layer(key, 0, LONG).unwrap();
+}
+
+#[test]
+fn strangers_are_bounded_in_count_and_bytes_and_keep_nobody_out() {
+    let world = world();
+    // Nothing that a stranger says is long, whatever is in it.
+    let nested = format!("[{}]", "[],".repeat(200_000) + "[]");
+    for length in [1025, nested.len() as u32, 4 << 20, u32::MAX] {
+        let mut stream = stranger(&world.receiver);
+        hear(&mut stream);
+        let mut bytes = b"splitkv\n".to_vec();
+        bytes.extend_from_slice(&length.to_le_bytes());
+        stream.write_all(&bytes).unwrap();
+        let refused = hear(&mut stream).to_string();
+        assert!(refused.contains("at most 1024 are taken"), "{refused}");
+    }
+    // More of them than there is room for, all silent: the oldest make room, and who may come in does.
+    let silent: Vec<TcpStream> = (0..200).map(|_| stranger(&world.receiver)).collect();
+    world.assert_serves();
+    for mut stream in &silent[..200 - 64] {
+        let mut said = Vec::new();
+        let _ = stream.read_to_end(&mut said);
+        assert!(said.len() < 200, "{} bytes for a stranger", said.len());
+    }
+}
+
+#[test]
+fn the_folder_of_the_local_socket_tells_nothing_of_the_life_in_it() {
+    let shape = shape(1, 1, BYTES);
+    let receiver = listen_with(shape, |options| options.local = true);
+    let path = receiver.endpoint().unix.clone().unwrap().display().to_string();
+    assert!(!path.contains(&RECEIVER.to_string()) && !path.contains(&RECEIVER.0.to_string()), "{path}");
+}
+
+#[test]
+fn a_block_that_is_granted_twice_is_named() {
+    let world = world();
+    let twice =
+        world.receiver.landing().open(SENDER, RequestId(7), vec![BlockId(2), BlockId(0), BlockId(2)], 64);
+    let error = twice.unwrap_err().to_string();
+    assert!(error.ends_with("block 2 is granted twice; each block of a request is there once"), "{error}");
+    assert_eq!(world.receiver.landing().in_use(), 1, "its slot is free again");
 }

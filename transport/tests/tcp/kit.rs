@@ -173,12 +173,3 @@ pub(crate) fn assert_arrived(pair: &Pair, blocks: &[u32]) {
         }
     }
 }
-
-/// A message of the handshake.
-pub(crate) fn message(json: &serde_json::Value) -> Vec<u8> {
-    let body = serde_json::to_vec(json).unwrap();
-    let mut bytes = b"splitkv\n".to_vec();
-    bytes.extend_from_slice(&(body.len() as u32).to_le_bytes());
-    bytes.extend_from_slice(&body);
-    bytes
-}

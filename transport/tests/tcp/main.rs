@@ -4,6 +4,8 @@
 
 mod ends;
 mod fuzzed;
+#[path = "../common/handshake.rs"]
+mod handshake;
 mod hostile;
 mod kit;
 

@@ -6,6 +6,7 @@ gives them.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from secrets import token_hex
 from typing import Any, Literal
 
 __all__ = [
@@ -46,6 +47,8 @@ class PeerAddress:
     """Where it takes connections of other workers."""
     transfer: str
     """Where its transports are, in their own words."""
+    key: str = field(default="", repr=False)
+    """What whoever dials it must show to know, in hexadecimal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +92,8 @@ class Identity:
     """Where it takes connections of other workers: ``host:port``, or ``unix:/path``."""
     transfer: str
     """Where its transports are, in their own words."""
+    key: str = field(default_factory=lambda: token_hex(32), repr=False)
+    """What other workers that dial it must show to know, in hexadecimal: the daemon hands it out with the address."""
     index: int | None = None
     """The place that it was given in an earlier session."""
     epoch: int = 0

@@ -15,6 +15,7 @@ use splitcore_core::leg::Command;
 use splitcore_core::machine::Machine;
 use splitcore_core::time::Time;
 use splitcore_daemon::host::life;
+use splitcore_wire::auth::Key;
 use splitcore_wire::backoff::Backoff;
 use splitcore_wire::link::{LinkEvent, LinkOptions, WorkerLink};
 use splitcore_wire::message::{Descriptor, Tokens, Welcome};
@@ -56,6 +57,7 @@ impl Worker {
             blocks: 1000,
             peer: String::new(),
             transfer: String::new(),
+            key: Key::default(),
         };
         let options = LinkOptions {
             address: address.parse().unwrap(),

@@ -6,6 +6,7 @@ use pyo3::types::PyTuple;
 use splitcore_core::id::RequestId;
 use splitcore_transport as core;
 use splitcore_transport::Generation;
+use splitcore_wire::hex::Hex;
 
 use super::errors;
 use crate::arrays::{ID, read_only};
@@ -96,6 +97,12 @@ impl Grant {
     #[getter]
     fn layer_bytes(&self) -> u64 {
         self.0.layer_bytes
+    }
+
+    /// For backends in Python, whose messages show it.
+    #[getter]
+    fn token(&self) -> String {
+        Hex(*self.0.token.bytes()).to_string()
     }
 
     fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<(Bound<'py, PyAny>, Bound<'py, PyTuple>)> {

@@ -7,8 +7,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use pyo3::prelude::*;
 use splitcore_core::id::RequestId;
 use splitcore_transport::{
-    Backend, Landing, LayerSeal as CoreSeal, ListenOptions, PeerState, Receiver as Core, TransferError,
+    Backend, Landing, LayerSeal as CoreSeal, ListenOptions, PeerState, Receiver as Core, Token, TransferError,
 };
+use splitcore_wire::hex::Hex;
 
 use super::errors::{closed, handshake, transfer};
 use super::keys::{Arrival, Grant, LayerSeal, TransferKey};
@@ -254,15 +255,18 @@ impl Receiver {
         joined.map(|()| stops).map_err(|error| handshake(py, &error))
     }
 
-    /// Whether this writer may write a transfer now.
+    /// Whether this writer has a transfer's grant, and may write it now.
     fn admits(
         &self,
         py: Python<'_>,
         writer: &Bound<'_, PyAny>,
         key: &Bound<'_, TransferKey>,
+        token: &str,
     ) -> PyResult<bool> {
         let (writer, key) = (incarnation(writer, "writer")?, key.get().0);
-        Ok(py.detach(|| self.landing.writing(writer, key).is_ok()))
+        let shows =
+            |token| self.landing.shows(writer, key, &token) && self.landing.writing(writer, key).is_ok();
+        Ok(py.detach(|| Hex::parse(token).map(|hex| Token::new(hex.0)).is_some_and(shows)))
     }
 
     fn left(&self, py: Python<'_>, writer: &Bound<'_, PyAny>, gone: bool) -> PyResult<()> {

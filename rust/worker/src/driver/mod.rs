@@ -157,6 +157,7 @@ impl<'a> Life<'a> {
             machine: welcome.machine,
             peer: identity.peer.clone(),
             transfer: identity.transfer.clone(),
+            key: identity.key,
         };
         let to = inbox.clone();
         peers.begin(PeerIdentity { address, layout: identity.layout }, move |event| {

@@ -1,20 +1,13 @@
 //! Connections to other machines' receivers: made, closed and doubted off the threads of driver and engine.
 
-use std::io::{ErrorKind, Read};
-use std::net::TcpStream;
-use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
-use splitcore_transport::{Endpoint, HandshakeError, Incarnation, Link, boot_id, connect};
+use splitcore_transport::{HandshakeError, Incarnation, Link, connect, is_dead};
 use splitcore_wire::message::PeerAddress;
 
 use super::books::{Books, LinkState, Shared};
 use super::outgoing::Outgoing;
 use super::{MoverEvent, endpoint_of};
-
-/// Between two knocks at the door of one who hangs up at once.
-const RESPITE: Duration = Duration::from_millis(20);
 
 /// Runs something on a thread that nobody waits for: it must not hold `Shared` while it waits. Without a thread it is
 /// not run, and false.
@@ -167,60 +160,5 @@ impl Shared {
                 self.give_up(&mut books, outgoing, "no connection".to_owned());
             }),
         }
-    }
-}
-
-/// Whether nobody is at an endpoint any more: its process is the only one that listens there, as long as it lives. Who
-/// does not answer is not dead.
-fn is_dead(endpoint: &Endpoint, within: Duration) -> bool {
-    let until = Instant::now() + within;
-    let here = boot_id().is_ok_and(|host| host == endpoint.host);
-    loop {
-        let left = until.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return false;
-        }
-        let knocked = match (&endpoint.unix, endpoint.tcp) {
-            (Some(path), _) if here => UnixStream::connect(path).map(|stream| hangs_up(stream, left)),
-            (_, Some(at)) => TcpStream::connect_timeout(&at, left).map(|stream| hangs_up(stream, left)),
-            _ => return false,
-        };
-        match knocked {
-            // A process that dies closes its connections before, or after, it stops to listen.
-            Ok(true) => std::thread::sleep(RESPITE),
-            Ok(false) => return false,
-            Err(error) if matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::Interrupted) => {
-                std::thread::sleep(RESPITE);
-            }
-            Err(error) => return matches!(error.kind(), ErrorKind::ConnectionRefused | ErrorKind::NotFound),
-        }
-    }
-}
-
-/// A socket whose reads can be bounded.
-trait Bounded: Read {
-    fn bound(&self, within: Duration) -> std::io::Result<()>;
-}
-
-impl Bounded for UnixStream {
-    fn bound(&self, within: Duration) -> std::io::Result<()> {
-        self.set_read_timeout(Some(within))
-    }
-}
-
-impl Bounded for TcpStream {
-    fn bound(&self, within: Duration) -> std::io::Result<()> {
-        self.set_read_timeout(Some(within))
-    }
-}
-
-/// Whether the other side closes a connection on which nothing is said, in this time.
-fn hangs_up(mut stream: impl Bounded, within: Duration) -> bool {
-    if stream.bound(within).is_err() {
-        return false;
-    }
-    match stream.read_exact(&mut [0]) {
-        Ok(()) => true,
-        Err(error) => !matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut),
     }
 }

@@ -19,6 +19,7 @@ mod outgoing;
 mod watch;
 
 use std::fmt;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -42,6 +43,8 @@ pub struct MoverOptions {
     /// How it reaches others: the backend, if it is forced, how long connecting may take (`within`), and how long
     /// another machine may take nothing (`stall_limit`).
     pub connect: ConnectOptions,
+    /// What others are told where it listens at all addresses of this host.
+    pub host: Option<IpAddr>,
     /// How long a stopped transfer may take to end before its connection is closed. Above `stall_limit`.
     pub stop_limit: Duration,
     /// How long a machine whose connection has broken may take to show that it is gone.
@@ -55,6 +58,7 @@ impl MoverOptions {
         Self {
             listen: ListenOptions::new(model.clone()),
             connect: ConnectOptions::new(model),
+            host: None,
             stop_limit: Duration::from_secs(15),
             probe_limit: Duration::from_secs(2),
         }
@@ -175,7 +179,13 @@ impl Mover {
     ) -> Result<Self, MoverError> {
         let me = Incarnation::random()?;
         let receiver = Receiver::listen(Arc::clone(&pool), me, options.listen.clone())?;
-        let text = TransferText { endpoint: receiver.endpoint().clone() };
+        let mut endpoint = receiver.endpoint().clone();
+        if let (Some(at), Some(host)) = (&mut endpoint.tcp, options.host)
+            && at.ip().is_unspecified()
+        {
+            at.set_ip(host);
+        }
+        let text = TransferText { endpoint };
         let transfer = serde_json::to_string(&text).map_err(|error| MoverError::Text(error.to_string()))?;
         let shared = Arc::new(Shared::new(pool, me, options, receiver.landing().clone(), Box::new(tell)));
         let mut mover = Self { shared, transfer, threads: Vec::new(), _receiver: receiver };

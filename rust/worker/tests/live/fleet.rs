@@ -14,7 +14,7 @@ use splitcore_wire::auth::Secret;
 use splitcore_wire::backoff::Backoff;
 use splitcore_wire::session::Limits;
 use splitcore_worker::mover::MoverOptions;
-use splitcore_worker::{End, Log, ModelBounds, Stats, Worker, WorkerOptions};
+use splitcore_worker::{End, Log, ModelBounds, Stats, TransferListen, Worker, WorkerOptions};
 
 use crate::model::{Model, VOCABULARY, layout};
 
@@ -59,7 +59,8 @@ pub(crate) fn options(
         model: MODEL.to_owned(),
         bounds: ModelBounds { context: 1000, vocabulary: VOCABULARY },
         secret: Some(secret()),
-        peer_listen: Address::Tcp("127.0.0.1:0".to_owned()),
+        peer_listen: None,
+        transfer_listen: TransferListen::AsNeeded,
         mover,
         machine: MachineConfig {
             report_interval_ns: 20_000_000,

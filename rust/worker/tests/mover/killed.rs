@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use splitcore_core::id::MachineId;
 use splitcore_transport::Backend;
+use splitcore_wire::auth::Key;
 use splitcore_wire::message::{GrantBody, PeerAddress};
 use splitcore_worker::mover::MoverEvent;
 
@@ -21,7 +22,7 @@ fn backend_of(words: &Words) -> Backend {
 
 fn there(words: &Words) -> PeerAddress {
     let machine = MachineId { index: 1, incarnation: 1 };
-    PeerAddress { machine, peer: String::new(), transfer: words["transfer"].clone() }
+    PeerAddress { machine, peer: String::new(), transfer: words["transfer"].clone(), key: Key::default() }
 }
 
 /// A child is machine 1. It says how it is reached, then either grants leg 1, or is granted leg 2 and puts some layers.
@@ -36,6 +37,7 @@ fn the_other_process_does_as_it_is_told() {
         machine: MachineId { index: 0, incarnation: 1 },
         peer: String::new(),
         transfer: begin["transfer"].clone(),
+        key: Key::default(),
     };
     let tokens = begin["tokens"].parse().unwrap();
     let grant = machine.mover.open(key(1), &parent, &machine.table(0, tokens), tokens).unwrap();

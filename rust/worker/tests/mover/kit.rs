@@ -12,6 +12,7 @@ use splitcore_core::kv::{
     Arrangement, BlockId, Dtype, KvLayout, Planes, PoolShape, Shard, TokenOrder, Values,
 };
 use splitcore_transport::{Backend, Pool};
+use splitcore_wire::auth::Key;
 use splitcore_wire::message::{GrantBody, PeerAddress};
 use splitcore_worker::mover::{Mover, MoverEvent, MoverOptions};
 
@@ -74,7 +75,12 @@ impl Machine {
         let tell = move |event| drop(sender.send(event));
         let mover = Mover::start(Arc::clone(&pool), options, tell).unwrap();
         let machine = MachineId { index, incarnation: 1 };
-        let address = PeerAddress { machine, peer: String::new(), transfer: mover.transfer().to_owned() };
+        let address = PeerAddress {
+            machine,
+            peer: String::new(),
+            transfer: mover.transfer().to_owned(),
+            key: Key::default(),
+        };
         Self { pool, mover, address, told, kept: Vec::new() }
     }
 

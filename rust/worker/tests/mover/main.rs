@@ -332,6 +332,29 @@ fn who_cannot_be_reached_fails_what_waits_and_is_lost_only_when_nobody_is_there(
 }
 
 #[test]
+fn who_is_dead_is_lost_although_another_listens_where_it_was() {
+    let at = |port| {
+        let mut options = kit::options(Backend::Tcp);
+        options.listen.local = false;
+        options.listen.tcp = Some(([127, 0, 0, 1], port).into());
+        options
+    };
+    let mut source = Machine::start(0, kit::options(Backend::Tcp));
+    let before = Machine::start(1, at(0));
+    let address = before.address.clone();
+    let text: serde_json::Value = serde_json::from_str(&address.transfer).unwrap();
+    let port = text["endpoint"]["tcp"].as_str().unwrap().rsplit(':').next().unwrap().parse().unwrap();
+    source.mover.doubt(&address);
+    assert_eq!(before.finish(), []);
+    let after = Machine::start(1, at(port));
+    source.mover.doubt(&address);
+    source.lost(address.machine);
+    source.mover.doubt(&after.address);
+    assert_eq!(after.finish(), []);
+    assert_eq!(source.finish(), []);
+}
+
+#[test]
 fn a_machine_whose_mover_ends_is_lost_to_others_and_fails_what_goes_there() {
     for backend in BOTH {
         let (mut source, mut destination) = pair(backend);
