@@ -140,7 +140,9 @@ fn keyed(key: &[u8], parts: &[&[u8]]) -> Hmac<Sha256> {
     let Ok(mut mac) = <Hmac<Sha256> as KeyInit>::new_from_slice(key) else {
         unreachable!("HMAC takes a key of any length")
     };
-    parts.iter().for_each(|part| mac.update(part));
+    for part in parts {
+        mac.update(part);
+    }
     mac
 }
 
