@@ -66,6 +66,16 @@ fn is_outside(ip: IpAddr) -> bool {
     !ip.is_loopback()
 }
 
+/// Whether it must be known where others reach this host, since what was asked for does not say so.
+pub(crate) fn need_host(peers: Option<&Address>, transfers: TransferListen) -> bool {
+    let by_transfers = match transfers {
+        TransferListen::AsNeeded => true,
+        TransferListen::Nowhere => false,
+        TransferListen::At(address) => address.ip().is_unspecified(),
+    };
+    by_transfers || peers.is_none_or(|peers| ip_of(peers).is_some_and(|ip| ip.is_unspecified()))
+}
+
 impl Doors {
     /// What is to be opened: what was asked for, and by default what others need. `host` is this host's address
     /// [on the way to the daemon](on_the_way_to).
@@ -193,5 +203,12 @@ mod tests {
         assert_eq!(on_the_way_to(&tcp("127.0.0.1:9")).ok(), Some(LOOPBACK));
         assert_eq!(on_the_way_to(&Address::Unix("/run/d.sock".into())).ok(), Some(LOOPBACK));
         assert!(on_the_way_to(&tcp("a-host-that-nobody-has.invalid:9")).is_err());
+        // Which ends a worker only where it has to know.
+        let at = |ip| TransferListen::At(SocketAddr::new(ip, 1));
+        let said = Some(tcp("10.0.0.5:7700"));
+        assert!(!need_host(said.as_ref(), at(HERE)) && !need_host(said.as_ref(), TransferListen::Nowhere));
+        assert!(need_host(said.as_ref(), TransferListen::AsNeeded) && need_host(None, at(HERE)));
+        let all = Some(tcp("0.0.0.0:7700"));
+        assert!(need_host(all.as_ref(), at(HERE)) && need_host(said.as_ref(), at([0, 0, 0, 0].into())));
     }
 }

@@ -23,6 +23,7 @@ mod pass;
 mod stats;
 
 use std::io;
+use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::thread::JoinHandle;
@@ -44,7 +45,7 @@ pub use options::{ModelBounds, WorkerOptions, incarnation_now};
 pub use pass::{Pass, Span};
 pub use stats::Stats;
 
-use doors::{Doors, on_the_way_to};
+use doors::{Doors, need_host, on_the_way_to};
 use driver::Driver;
 use inbox::{Board, Inbox, Input};
 use mover::{Mover, MoverError};
@@ -164,7 +165,14 @@ impl Worker {
     fn doors(options: &WorkerOptions) -> Result<Doors, WorkerError> {
         let WorkerOptions { connect, peer_listen, transfer_listen, mover, .. } = options;
         let host = on_the_way_to(connect);
-        let host = host.map_err(|error| WorkerError::Host { daemon: connect.to_string(), error })?;
+        let host = match host {
+            Ok(host) => host,
+            Err(error) if need_host(peer_listen.as_ref(), *transfer_listen) => {
+                return Err(WorkerError::Host { daemon: connect.to_string(), error });
+            }
+            // The daemon may be known later, and what others are told is known already.
+            Err(_) => Ipv4Addr::LOCALHOST.into(),
+        };
         let doors = Doors::new(host, peer_listen.as_ref(), *transfer_listen, mover.connect.backend);
         let is_kept = options.secret.is_some() || options.tls.is_some();
         doors.warnings(is_kept).iter().for_each(|warning| options.log.line(&format!("warning: {warning}")));
