@@ -1,13 +1,19 @@
 //! What a recorder asks of a file system: little enough to be played by a test that wants a full one.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::Path;
 
 /// Files that are made once and written at their end.
 pub(crate) trait Disk: Send + 'static {
-    /// Makes a file that is not there.
+    /// Makes a folder, with those above it, unless it is there. What it makes is for its owner only: a log has names,
+    /// counts and times of requests.
+    fn create_folder(&mut self, path: &Path) -> io::Result<()> {
+        DirBuilder::new().recursive(true).mode(0o700).create(path)
+    }
+
+    /// Makes a file that is not there, for its owner only.
     fn create(&mut self, path: &Path) -> io::Result<File>;
 
     /// Writes all of `bytes` at `offset`.
@@ -29,7 +35,7 @@ pub(crate) struct System;
 
 impl Disk for System {
     fn create(&mut self, path: &Path) -> io::Result<File> {
-        OpenOptions::new().write(true).create_new(true).open(path)
+        OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)
     }
 
     fn write(&mut self, file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {

@@ -13,6 +13,13 @@ pub struct CreateError {
     pub source: io::Error,
 }
 
+impl CreateError {
+    /// Whether there is no room for it; whoever is recorded can well do without.
+    pub(crate) fn is_full(&self) -> bool {
+        matches!(self.source.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+    }
+}
+
 /// Why a log ended before its recorder did. What it was about goes on without.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Ended {

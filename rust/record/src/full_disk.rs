@@ -46,6 +46,27 @@ impl Disk for Small {
     }
 }
 
+/// Small, and it may have no room for a folder either.
+struct Full {
+    small: Small,
+    folders: bool,
+    kind: io::ErrorKind,
+}
+
+impl Disk for Full {
+    fn create_folder(&mut self, path: &Path) -> io::Result<()> {
+        if self.folders { System.create_folder(path) } else { Err(self.kind.into()) }
+    }
+
+    fn create(&mut self, path: &Path) -> io::Result<File> {
+        self.small.create(path)
+    }
+
+    fn write(&mut self, file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {
+        self.small.write(file, bytes, offset).map_err(|_| self.kind.into())
+    }
+}
+
 /// Its first write of records waits until it is let go.
 struct Hanging {
     writes: u32,
@@ -124,13 +145,33 @@ fn a_full_disk_ends_the_log_with_a_word_and_nothing_else() {
 }
 
 #[test]
-fn a_disk_without_room_for_the_start_is_an_error_and_leaves_nothing() {
-    let dir = folder("start");
-    let begun = Recorder::create_on(Small { left: 100 }, &dir, "c", &cluster(), Options::default());
-    let error = begun.err().expect("there is no room").to_string();
-    assert!(error.contains("0001-00000000000000000000.log: the log cannot be begun: "), "{error}");
-    assert_eq!(fs::read_dir(dir.join("c")).unwrap().count(), 0);
-    fs::remove_dir_all(&dir).unwrap();
+fn a_disk_without_room_for_the_start_ends_the_log_before_it_begins() {
+    for kind in [io::ErrorKind::StorageFull, io::ErrorKind::QuotaExceeded] {
+        for (left, folders) in [(0, true), (100, true), (100, false)] {
+            let dir = folder(&format!("start-{left}-{folders}-{}", kind as u32));
+            let (told, on_end) = hook();
+            let mut cluster = cluster();
+            let disk = Full { small: Small { left }, folders, kind };
+            let options = Options { on_end, ..Options::default() };
+            let mut recorder = Recorder::create_on(disk, &dir, "c", &cluster, options).unwrap();
+            let ended = recorder.ended().expect("there is no room");
+            assert_eq!(*told.lock().unwrap(), std::slice::from_ref(&ended), "said once");
+            assert!(ended.to_string().contains(": cannot be written: "), "{ended}");
+            tell(&mut recorder, &mut cluster, 1);
+            drop(recorder);
+            assert_eq!(fs::read_dir(dir.join("c")).map_or(0, Iterator::count), 0, "nothing is left behind");
+            let _ = fs::remove_dir_all(&dir);
+        }
+    }
+}
+
+#[test]
+fn a_log_that_may_not_be_written_is_an_error() {
+    let dir = folder("may-not");
+    let disk = Full { small: Small { left: 0 }, folders: false, kind: io::ErrorKind::PermissionDenied };
+    let begun = Recorder::create_on(disk, &dir, "c", &cluster(), Options::default());
+    let error = begun.err().expect("it may not").to_string();
+    assert!(error.contains("/c: the log cannot be begun: "), "{error}");
 }
 
 #[test]

@@ -114,10 +114,11 @@ pub struct Recorder<M: Recorded> {
 }
 
 impl<M: Recorded> Recorder<M> {
-    /// Begins a log of `machine` as it is now, beside those that are there under the name already.
+    /// Begins a log of `machine` as it is now, beside those that are there under the name already. On a disk without
+    /// room for it the log has ended before it begins, as one does whose disk fills up later.
     ///
     /// # Errors
-    /// [`CreateError`] when the folder, the first file or the thread cannot be made.
+    /// [`CreateError`] when the folder, the first file or the thread cannot be made for any other reason.
     pub fn create(dir: &Path, name: &str, machine: &M, options: Options) -> Result<Self, CreateError> {
         Self::create_on(System, dir, name, machine, options)
     }
@@ -130,20 +131,29 @@ impl<M: Recorded> Recorder<M> {
         options: Options,
     ) -> Result<Self, CreateError> {
         let Options { segment_bytes, keep, queue_bytes, wait, on_end } = options;
-        let writer = Writer::create(disk, dir, name, keep, machine)?;
         let folder = dir.join(crate::folder::escape(name));
         let queue =
             Queue { items: VecDeque::new(), bytes: 0, closed: false, ended: None, on_end: Some(on_end) };
         let shared =
             Arc::new(Shared { queue: Mutex::new(queue), filled: Condvar::new(), taken: Condvar::new() });
-        let theirs = Arc::clone(&shared);
-        let thread = std::thread::Builder::new()
-            .name("splitcore-record".to_owned())
-            .spawn(move || write_all(&theirs, writer))
-            .map_err(|source| CreateError { path: folder.clone(), source })?;
+        let thread = match Writer::create(disk, dir, name, keep, machine) {
+            Ok(writer) => {
+                let theirs = Arc::clone(&shared);
+                let thread = std::thread::Builder::new()
+                    .name("splitcore-record".to_owned())
+                    .spawn(move || write_all(&theirs, writer));
+                Some(thread.map_err(|source| CreateError { path: folder.clone(), source })?)
+            }
+            Err(error) if error.is_full() => {
+                shared.end(&Ended::Disk { path: error.path, what: error.source.to_string() });
+                None
+            }
+            Err(error) => return Err(error),
+        };
         Ok(Self {
             shared,
-            thread: Some(thread),
+            over: thread.is_none(),
+            thread,
             folder,
             scratch: Vec::new(),
             segment_bytes,
@@ -151,7 +161,6 @@ impl<M: Recorded> Recorder<M> {
             next: 0,
             queue_bytes,
             wait,
-            over: false,
         })
     }
 

@@ -1,6 +1,7 @@
 //! One file of a log, read frame by frame.
 
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use serde::de::DeserializeOwned;
@@ -25,9 +26,18 @@ pub(crate) struct Frame<'a> {
 }
 
 impl Segment {
-    /// Reads a file, without looking into it.
+    /// Reads a file, without looking into it. What is no file may have no end: a device, or a pipe.
     pub(crate) fn read(path: &Path) -> Result<Self, ReplayError> {
-        let bytes = fs::read(path).map_err(|source| ReplayError::Read { path: path.to_owned(), source })?;
+        let read = || {
+            if !fs::metadata(path)?.is_file() {
+                return Err(io::Error::new(
+                    io::ErrorKind::InvalidInput,
+                    "expected a file, got something else",
+                ));
+            }
+            fs::read(path)
+        };
+        let bytes = read().map_err(|source| ReplayError::Read { path: path.to_owned(), source })?;
         Ok(Self { path: path.to_owned(), bytes, at: 0 })
     }
 

@@ -1,7 +1,7 @@
 //! The thread's half of a recorder: files.
 
 use std::collections::VecDeque;
-use std::fs::{self, File};
+use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -43,14 +43,15 @@ impl<D: Disk> Writer<D> {
     ) -> Result<Self, CreateError> {
         let folder = dir.join(escape(name));
         let failed = |path: &Path, source| CreateError { path: path.to_owned(), source };
-        fs::create_dir_all(&folder).map_err(|source| failed(&folder, source))?;
+        disk.create_folder(&folder).map_err(|source| failed(&folder, source))?;
         let known = runs(&folder).map_err(|error| match error {
             ReplayError::Read { path, source } => CreateError { path, source },
             other => failed(&folder, io::Error::new(io::ErrorKind::InvalidData, other.to_string())),
         })?;
         let mut run = known.last_key_value().map_or(0, |(&run, _)| run);
         loop {
-            run = run.checked_add(1).ok_or_else(|| failed(&folder, io::ErrorKind::QuotaExceeded.into()))?;
+            let last = || io::Error::other("the last possible run is there already");
+            run = run.checked_add(1).ok_or_else(|| failed(&folder, last()))?;
             let path = folder.join(segment_name(run, 0));
             match begin(&mut disk, &path, name, run, 0, machine) {
                 Ok((file, length)) => {

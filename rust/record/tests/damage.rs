@@ -6,6 +6,8 @@ mod kit;
 
 use std::fs;
 use std::io::{BufRead, BufReader};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 use kit::{Folder, Placements, segments_of};
@@ -128,6 +130,34 @@ fn a_segment_under_the_name_of_another_is_found() {
     let error = replay(folder.path()).unwrap_err().to_string();
     assert!(error.contains("expected cluster run 1 from event"), "{error}");
     assert!(error.ends_with("got cluster run 1 from event 0"), "{error}");
+}
+
+#[test]
+fn what_is_no_file_is_not_read() {
+    let folder = Folder::new();
+    let path = small(&folder).remove(0);
+    let pipe = folder.path().join("pipe");
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    for endless in [Path::new("/dev/zero"), Path::new("/dev/stdin"), &pipe] {
+        fs::remove_file(&path).unwrap();
+        std::os::unix::fs::symlink(endless, &path).unwrap();
+        let said = replay(folder.path()).unwrap_err().to_string();
+        assert_eq!(said, format!("{}: expected a file, got something else", path.display()));
+    }
+}
+
+#[test]
+fn logs_are_for_their_owner_only() {
+    let folder = Folder::new();
+    let inner = folder.path().join("a/b");
+    let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    Placements::new().record(&inner, "c", 11, segments_of(700));
+    for made in [inner.parent().unwrap(), &inner, &inner.join("c")] {
+        assert_eq!(mode(made), 0o700, "{}", made.display());
+    }
+    let segments: Vec<_> =
+        fs::read_dir(inner.join("c")).unwrap().map(|entry| entry.unwrap().path()).collect();
+    assert!(segments.len() > 2 && segments.iter().all(|path| mode(path) == 0o600), "{segments:?}");
 }
 
 /// Not a test of its own: what the next one kills.
