@@ -37,7 +37,7 @@ def frame(url: str, overview: Overview, *, machines: int = 32, decisions: int = 
         f"cancelled {counters.cancelled:,}  failed {counters.failed:,}  faults {counters.faults:,}  "
         f"to mixed {counters.to_mixed:,}  home {counters.to_home:,}"
     )
-    left_out = len(overview.machines) - machines
+    left_out = (overview.machines_total or len(overview.machines)) - min(machines, len(overview.machines))
     return Group(
         Text(head, style="bold"),
         Text(counted),
@@ -97,7 +97,8 @@ def _handoffs(handoffs: Iterable[Handoff]) -> Table:
     for one in handoffs:
         exposed = "-" if one.exposed_ms is None else f"{one.exposed_ms:.1f}"
         way = _short(one.from_), _short(one.to), f"{one.prompt_tokens:,}"
-        table.add_row(str(one.request_id), *way, printable(one.transfer or "-"), printable(one.stage), exposed)
+        name = _short(one.name or str(one.request_id))
+        table.add_row(name, *way, printable(one.transfer or "-"), printable(one.stage), exposed)
     return table
 
 

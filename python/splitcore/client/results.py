@@ -339,6 +339,8 @@ class Handoff:
     prefill_ms: float | None
     exposed_ms: float | None
     """What the transfer took beyond the prefill."""
+    name: str | None = None
+    """What the client calls the request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,9 +352,17 @@ class Overview:
     """Of these, those that wait for a machine."""
     pools: tuple[PoolView, ...]
     machines: tuple[MachineRow, ...]
-    """Lost ones are left out."""
+    """The first 200: those that something is the matter with, then the rest. Lost ones are left out."""
     decisions: tuple[Decision, ...]
     """The last ones, newest first."""
     counters: Counters
     handoffs: tuple[Handoff, ...] | None = None
     """The last ones, newest first; of a service with workers of its own."""
+    machines_total: int | None = None
+    """How many machines there are, lost ones left out."""
+    epoch: int | None = None
+    """Higher than that of any earlier start of a service with workers of its own."""
+    uptime_ms: int | None = None
+    """Since its start."""
+    output_tokens: int | None = None
+    """Given to clients so far; of a service with workers of its own."""

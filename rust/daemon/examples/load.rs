@@ -77,7 +77,7 @@ impl Client {
     async fn post(&mut self, path: &str, body: &str) -> std::io::Result<Answer<'_>> {
         let length = body.len();
         let request = format!(
-            "POST {path} HTTP/1.1\r\nhost: load\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n{body}"
+            "POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n{body}"
         );
         self.call(request.as_bytes()).await
     }
@@ -142,7 +142,7 @@ impl Api {
             Self::Splitcore => format!("/v1/placements/{}", number_after(placed, b"\"request_id\":")?),
             Self::Dynamo => format!("/reservations/{connection}-{number}"),
         };
-        Some(format!("DELETE {path} HTTP/1.1\r\nhost: load\r\n\r\n"))
+        Some(format!("DELETE {path} HTTP/1.1\r\nhost: localhost\r\n\r\n"))
     }
 
     fn has_ended(self, answer: &Answer<'_>) -> bool {

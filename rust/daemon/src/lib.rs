@@ -2,12 +2,14 @@
 //! workers; or, with a model, the daemon of the live service, whose workers connect to it.
 //!
 //! `host` has the lock, the clock and what is kept beside the core (`host/managed`: sessions of workers, tokens for
-//! clients); `http` the routes; `openai` completions and chats; `server` connections, signals
-//! and the end. Nothing in here decides where a request runs: that is the core's.
+//! clients); `http` the routes; `openai` completions and chats; `connection` what
+//! one client may take, `server` signals and the end. Nothing in here decides where a request runs: that is the core's.
 
 #![forbid(unsafe_code)]
 
 pub mod clock;
+mod connection;
+mod doors;
 pub mod host;
 pub mod http;
 pub mod metrics;
@@ -16,6 +18,7 @@ pub mod options;
 pub mod server;
 mod timed;
 mod tls;
+mod words;
 
 pub use options::{OptionError, Options};
 pub use server::{ServeError, Server, Stop, run};

@@ -14,7 +14,7 @@ use prometheus_client::registry::{Registry, Unit};
 use splitcore_core::cluster::MachineState;
 use splitcore_core::event::Role;
 
-use crate::host::{Overview, REJECTIONS};
+use crate::host::{KvTotals, Overview, REJECTIONS, STATES};
 use crate::openai::metrics::Series;
 
 type Share = Gauge<f64, AtomicU64>;
@@ -70,6 +70,9 @@ pub struct Metrics {
     pool_machines: Family<Pool, Gauge>,
     queue_tokens: Family<PoolStat, Share>,
     kv_usage: Family<PoolStat, Share>,
+    kv_blocks: Family<StateLabel, Gauge>,
+    transfers: Family<OutcomeLabel, Counter>,
+    evictions: Counter,
     gateway: Series,
 }
 
@@ -126,6 +129,9 @@ impl Metrics {
             pool_machines: Family::default(),
             queue_tokens: Family::default(),
             kv_usage: Family::default(),
+            kv_blocks: Family::default(),
+            transfers: Family::default(),
+            evictions: Counter::default(),
             gateway: Series::new(),
         };
         metrics.registered(answers)
@@ -159,6 +165,21 @@ impl Metrics {
         of.register("pool_machines", "Machines that take work, by pool", self.pool_machines.clone());
         of.register("pool_queue_tokens", "Prompt tokens that wait on a machine", self.queue_tokens.clone());
         of.register("pool_kv_usage_ratio", "Share of a machine's KV tokens in use", self.kv_usage.clone());
+        of.register(
+            "kv_blocks",
+            "KV blocks of the workers by state, as last reported",
+            self.kv_blocks.clone(),
+        );
+        of.register(
+            "transfers",
+            "KV transfers between workers, by what they came to",
+            self.transfers.clone(),
+        );
+        of.register(
+            "evictions",
+            "Requests that lost their blocks and were recomputed",
+            self.evictions.clone(),
+        );
         self.gateway.register(of);
         self
     }
@@ -205,7 +226,21 @@ impl Metrics {
         text
     }
 
+    fn follow_kv(&self, now: &KvTotals) {
+        let held = now.blocks.saturating_sub(now.free + now.quarantined);
+        for (state, blocks) in [("free", now.free), ("held", held), ("quarantined", now.quarantined)] {
+            set(&self.kv_blocks.get_or_create_owned(&StateLabel { state }), blocks as usize);
+        }
+        for (outcome, count) in [("landed", now.landed), ("failed", now.failed), ("refused", now.refused)] {
+            follow(&self.transfers.get_or_create_owned(&OutcomeLabel { outcome }), count);
+        }
+        follow(&self.evictions, now.evicted);
+    }
+
     fn follow_all(&self, now: &Overview) {
+        if let Some(kv) = &now.kv {
+            self.follow_kv(kv);
+        }
         set(&self.live, now.live);
         set(&self.parked, now.parked);
         follow(&self.placements, now.counters.placed);
@@ -226,9 +261,7 @@ impl Metrics {
         for (reason, count) in REJECTIONS.into_iter().zip(now.totals.rejected) {
             follow(&self.rejected.get_or_create_owned(&Reason { reason: reason.name() }), count);
         }
-        for state in [MachineState::Up, MachineState::Away, MachineState::Quarantined, MachineState::Draining]
-        {
-            let count = now.machines.iter().filter(|row| row.state == state).count();
+        for (state, count) in STATES.into_iter().zip(now.states) {
             let label = StateLabel { state: state_name(state) };
             set(&self.machines.get_or_create_owned(&label), count);
         }

@@ -13,6 +13,7 @@ use splitcore_core::placement::Reserve;
 use splitcore_wire::address::Address;
 
 use crate::host::life;
+use crate::words::plain;
 
 /// An option outside its range.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -89,6 +90,9 @@ pub struct Options {
     /// Bytes of a body at most.
     #[cfg_attr(feature = "cli", arg(long, default_value_t = 4 << 20, value_name = "N"))]
     pub body_bytes_max: usize,
+    /// Bytes of all bodies on their way at most; those of 16 KiB and less do not count.
+    #[cfg_attr(feature = "cli", arg(long, default_value_t = 64 << 20, value_name = "N"))]
+    pub bodies_bytes_max: usize,
     /// Connections at once at most.
     #[cfg_attr(feature = "cli", arg(long, default_value_t = 4096, value_name = "N"))]
     pub connections_max: usize,
@@ -189,6 +193,7 @@ impl Default for Options {
             body_timeout_s: 10.0,
             write_timeout_s: 10.0,
             body_bytes_max: 4 << 20,
+            bodies_bytes_max: 64 << 20,
             connections_max: 4096,
             batch_max: 65_536,
             machines_max: 65_536,
@@ -224,7 +229,7 @@ impl Default for Options {
 /// # Errors
 /// What would have been accepted.
 pub fn word<T: DeserializeOwned>(given: &str) -> Result<T, String> {
-    serde_json::from_value(serde_json::Value::from(given)).map_err(|error| error.to_string())
+    serde_json::from_value(serde_json::Value::from(given)).map_err(|error| plain(&error.to_string()))
 }
 
 /// Seconds as whole nanoseconds.
@@ -252,8 +257,8 @@ impl Options {
     /// Which option is unknown or of a wrong type.
     pub fn read<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Self, String> {
         serde_path_to_error::deserialize(from).map_err(|error| match error.path().to_string() {
-            path if path == "." => error.inner().to_string(),
-            path => format!("{path}: {}", error.inner()),
+            path if path == "." => plain(&error.inner().to_string()),
+            path => format!("{path}: {}", plain(&error.inner().to_string())),
         })
     }
 
@@ -284,6 +289,10 @@ impl Options {
             ("machines_max", self.machines_max),
             ("events_max", self.events_max),
         ];
+        if !(self.body_bytes_max..=u32::MAX as usize).contains(&self.bodies_bytes_max) {
+            let expected = format!("body_bytes_max ({}) to {}", self.body_bytes_max, u32::MAX);
+            return Err(OptionError::new("bodies_bytes_max", expected, self.bodies_bytes_max));
+        }
         if let Some((option, count)) = counts.into_iter().find(|&(_, count)| count == 0) {
             return Err(OptionError::new(option, "at least 1", count));
         }
@@ -374,9 +383,13 @@ mod tests {
 
     #[test]
     fn an_error_names_its_option() {
-        assert!(
-            read("{\"policy\": \"fifo\"}").is_err_and(|error| error.starts_with("policy: unknown variant"))
-        );
+        let policies = "splitwise, jsq, least-requests, round-robin, power-of-two";
+        let fifo = read("{\"policy\": \"fifo\"}");
+        assert_eq!(fifo, Err(format!("policy: expected one of {policies}, got 'fifo'")));
+        let many = read("{\"attempts_max\": \"many\"}");
+        assert!(many.is_err_and(|error| {
+            error.starts_with("attempts_max: expected a whole number of 0 to 4294967295")
+        }));
         assert!(read("{\"speed\": 1}").is_err_and(|error| error.contains("unknown field `speed`")));
         let named = |options: Options| options.validate().expect_err("out of range").option;
         assert_eq!(named(Options { kv_fill_max: 1.5, ..Options::default() }), "kv_fill_max");
@@ -385,6 +398,7 @@ mod tests {
         assert_eq!(named(Options { event_log_keep: Some(0), ..Options::default() }), "event_log_keep");
         assert_eq!(named(Options { body_timeout_s: 0.0, ..Options::default() }), "body_timeout_s");
         assert_eq!(named(Options { lease_s: f64::NAN, ..Options::default() }), "lease_s");
+        assert_eq!(named(Options { bodies_bytes_max: 4 << 10, ..Options::default() }), "bodies_bytes_max");
         assert_eq!(named(Options { connections_max: 0, ..Options::default() }), "connections_max");
         assert_eq!(named(Options { tls_key: Some("key".into()), ..Options::default() }), "tls_cert");
     }

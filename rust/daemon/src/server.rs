@@ -1,41 +1,32 @@
 //! Connections, signals, and how it all ends.
 
-use std::convert::Infallible;
 use std::net::SocketAddr;
-use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::Router;
-use hyper::server::conn::http1;
-use hyper::service::service_fn;
-use hyper_util::rt::{TokioIo, TokioTimer};
 use splitcore_wire::address::{Address, AddressError};
 use splitcore_wire::auth::Secret;
 use splitcore_wire::listen::Listener;
 use splitcore_wire::session::Settings;
-use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{Semaphore, mpsc, watch};
 use tokio_rustls::TlsAcceptor;
 
-use crate::http::{self, App};
+use crate::connection::{BEYOND_MAX, Beyond, Connection};
+use crate::doors;
+use crate::http::{App, Gate};
 use crate::options::{OptionError, Options};
-use crate::timed::Timed;
 use crate::tls::{self, Tls};
 
-/// What a head may need; more is refused.
-const HEADER_BYTES_MAX: usize = 64 << 10;
+/// Bytes of answers that the system holds for one connection.
+const SEND_BYTES: usize = 256 << 10;
 /// What is left to connections once the service has drained.
 const CLOSE_LIMIT: Duration = Duration::from_secs(2);
 /// What workers have said and the host has yet to take.
 const HEARD_MAX: usize = 1024;
 /// How often a draining service looks whether anything is left.
 const DRAIN_LOOK: Duration = Duration::from_millis(50);
-/// What connections beyond the bound are told.
-const FULL: &str = r#"{"error":{"message":"connections_max: no more connections are taken at once","type":"server_error","param":null,"code":"connections_max"}}"#;
-
 /// Why the service did not start, or stopped early.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
@@ -150,18 +141,23 @@ impl Server {
         };
         let listen = |error| ServeError::Listen { address: options.listen.clone(), error };
         let listener = TcpListener::bind(&options.listen).await.map_err(listen)?;
+        // Those it takes have the same.
+        rustix::net::sockopt::set_socket_send_buffer_size(&listener, SEND_BYTES)
+            .map_err(std::io::Error::from)?;
         let address = listener.local_addr()?;
-        if !address.ip().is_loopback() && secret.is_none() {
-            tracing::warn!(%address, "whoever reaches this address can place: there is no secret_file");
-        }
         check_files(options.connections_max);
         let wire = secret.as_deref().map(Secret::new);
-        let app = Arc::new(App::new(options, secret)?);
+        let gate = Gate::new(secret.clone(), &options.listen, address);
+        let app = Arc::new(App::new(options, gate)?);
         let workers = if app.options.model.is_some() {
             Some(bind_workers(&app, wire, tls.as_ref()).await?)
         } else {
             None
         };
+        let workers_at = workers.as_ref().map(|(listener, _)| listener.address());
+        for door in doors::open(&app.options, secret.as_deref(), address, workers_at) {
+            tracing::warn!("{door}");
+        }
         Ok(Self { app, listener, tls: tls.as_ref().map(Tls::http), workers })
     }
 
@@ -220,9 +216,9 @@ impl Server {
     }
 
     async fn accept(self, closing: watch::Receiver<bool>) {
-        let router = http::router(&self.app);
+        let within = Connection::new(&self.app, closing);
         let slots = Arc::new(Semaphore::new(self.app.options.connections_max));
-        let builder = builder(&self.app.options);
+        let mut beyond = Beyond::default();
         loop {
             let stream = match self.listener.accept().await {
                 Ok((stream, _)) => stream,
@@ -234,25 +230,16 @@ impl Server {
                 }
             };
             let _ = stream.set_nodelay(true);
+            let tls = self.tls.clone();
             let Ok(slot) = Arc::clone(&slots).try_acquire_owned() else {
                 self.app.metrics.refused();
-                refuse(stream);
+                beyond.push(tokio::spawn(within.beyond().serve(tls, stream)).abort_handle());
                 continue;
             };
-            let connection = Connection {
-                app: Arc::clone(&self.app),
-                router: router.clone(),
-                builder: builder.clone(),
-                closing: closing.clone(),
-            };
-            let tls = self.tls.clone();
+            let (app, connection) = (Arc::clone(&self.app), within.clone());
             tokio::spawn(async move {
-                connection.app.metrics.connected();
-                let app = Arc::clone(&connection.app);
-                match tls {
-                    None => connection.answer(stream).await,
-                    Some(tls) => connection.answer_tls(&tls, stream).await,
-                }
+                app.metrics.connected();
+                connection.serve(tls, stream).await;
                 app.metrics.disconnected();
                 drop(slot);
             });
@@ -308,81 +295,10 @@ async fn drain(app: &App, cut: impl Future<Output = ()>) {
     }
 }
 
-fn builder(options: &Options) -> http1::Builder {
-    let mut builder = http1::Builder::new();
-    builder
-        .timer(TokioTimer::new())
-        .header_read_timeout(Duration::from_secs_f64(options.header_timeout_s))
-        .max_header_size(HEADER_BYTES_MAX)
-        .pipeline_flush(true)
-        .half_close(false);
-    builder
-}
-
-/// One connection and what it needs.
-struct Connection {
-    app: Arc<App>,
-    router: Router,
-    builder: http1::Builder,
-    closing: watch::Receiver<bool>,
-}
-
-impl Connection {
-    async fn answer_tls(self, tls: &TlsAcceptor, stream: TcpStream) {
-        let limit = Duration::from_secs_f64(self.app.options.header_timeout_s);
-        match tokio::time::timeout(limit, tls.accept(stream)).await {
-            Ok(Ok(stream)) => self.answer(stream).await,
-            Ok(Err(error)) => tracing::debug!(%error, "no TLS session"),
-            Err(_) => tracing::debug!("header_timeout_s: no TLS session in time"),
-        }
-    }
-
-    async fn answer(self, stream: impl AsyncRead + AsyncWrite + Unpin) {
-        let Self { app, router, builder, mut closing } = self;
-        let service = service_fn(|request| {
-            let answer = http::serve(Arc::clone(&app), router.clone(), request);
-            async { Ok::<_, Infallible>(answer.await) }
-        });
-        let stream = Timed::new(stream, Duration::from_secs_f64(app.options.write_timeout_s));
-        let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
-        let close = async { drop(closing.wait_for(|&closing| closing).await) };
-        let done = tokio::select! {
-            done = connection.as_mut() => done,
-            () = close => {
-                connection.as_mut().graceful_shutdown();
-                connection.await
-            }
-        };
-        if let Err(error) = done {
-            if error.is_timeout() {
-                tracing::debug!("header_timeout_s: no whole head came in time");
-            } else {
-                tracing::debug!(%error, "a connection ended");
-            }
-        }
-    }
-}
-
-/// Tells a connection beyond the bound that there is no room.
-fn refuse(mut stream: TcpStream) {
-    tokio::spawn(async move {
-        let length = FULL.len();
-        let answer = format!(
-            "HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 1\r\n\
-             content-length: {length}\r\nconnection: close\r\n\r\n{FULL}"
-        );
-        let told = async {
-            stream.write_all(answer.as_bytes()).await?;
-            stream.shutdown().await
-        };
-        let _ = tokio::time::timeout(Duration::from_secs(1), told).await;
-    });
-}
-
 /// Warns where the system allows fewer open files than connections.
 fn check_files(connections_max: usize) {
     let allowed = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
-    if allowed.is_some_and(|allowed| allowed < connections_max as u64 + 64) {
+    if allowed.is_some_and(|allowed| allowed < (connections_max + BEYOND_MAX + 64) as u64) {
         tracing::warn!(
             connections_max,
             open_files = allowed,

@@ -136,6 +136,35 @@ fn the_page_needs_nothing_from_elsewhere_and_shows_what_the_overview_has() {
     assert_eq!(overview["machines"][0]["prompt_pending_tokens"], 100);
 }
 
+#[test]
+fn an_overview_begins_with_what_is_the_matter_and_goes_by_pool_and_name() {
+    let service = Service::start(options());
+    let mut client = service.client();
+    let machines = [
+        ("m1", "mixed"),
+        ("t2", "token"),
+        ("p2", "prompt"),
+        ("t1", "token"),
+        ("p1", "prompt"),
+        ("p0", "prompt"),
+    ];
+    let machines: Vec<Value> = machines.map(|(name, role)| machine(name, role)).into();
+    assert_eq!(client.post("/v1/machines", &json!(machines)).status, 201);
+    assert_eq!(client.call("POST", "/v1/machines/t2/drain", "", b"").status, 200);
+    client.delete("/v1/machines/p0");
+    let overview = client.get("/v1/overview").json();
+    let names: Vec<&str> =
+        overview["machines"].as_array().unwrap().iter().map(|row| row["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["t2", "p1", "p2", "t1", "m1"]);
+    assert_eq!((&overview["machines_total"], &overview["epoch"]), (&json!(5), &json!(1)));
+    let text = String::from_utf8(client.get("/metrics").body).unwrap();
+    for (state, count) in [("up", 4), ("draining", 1), ("away", 0)] {
+        assert!(text.contains(&format!("splitcore_machines{{state=\"{state}\"}} {count}\n")), "{text}");
+    }
+    let later = client.get("/v1/overview").json()["uptime_ms"].as_u64().unwrap();
+    assert!(later >= overview["uptime_ms"].as_u64().unwrap());
+}
+
 /// Every method that a path is described with answers there, and no other does.
 #[test]
 fn the_description_says_what_answers() {

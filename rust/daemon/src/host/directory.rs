@@ -4,7 +4,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use serde::Deserialize;
-use splitcore_core::cost::CostTable;
+use serde::de::{Deserializer, Error};
+use splitcore_core::cost::{CostKnot, CostPoints, CostTable};
 use splitcore_core::event::Role;
 
 /// A machine as its users know it.
@@ -54,8 +55,38 @@ pub struct MachineSpec {
     #[serde(default = "fixed_cost")]
     pub transfer_fixed_cost_s: f64,
     /// What its passes cost.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "costs")]
     pub costs: Option<CostTable>,
+}
+
+/// A table of costs as a body has it. The core's own passes over fields that it does not know, as the worker protocol
+/// does; in a body they are mistakes.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Costs {
+    prefill: Vec<Knot>,
+    decode: Vec<Knot>,
+    context_ns_per_1024_tokens: u64,
+    pass_tokens_max: u32,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Knot {
+    at: u32,
+    ns: u64,
+}
+
+fn costs<'de, D: Deserializer<'de>>(from: D) -> Result<Option<CostTable>, D::Error> {
+    let Some(costs) = Option::<Costs>::deserialize(from)? else { return Ok(None) };
+    let knots = |list: Vec<Knot>| list.into_iter().map(|Knot { at, ns }| CostKnot { at, ns }).collect();
+    let points = CostPoints {
+        prefill: knots(costs.prefill),
+        decode: knots(costs.decode),
+        context_ns_per_1024_tokens: costs.context_ns_per_1024_tokens,
+        pass_tokens_max: costs.pass_tokens_max,
+    };
+    CostTable::new(points).map(Some).map_err(D::Error::custom)
 }
 
 /// Names by index, and back.

@@ -1,6 +1,6 @@
 //! What callers say of requests and machines.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use serde::Deserialize;
 use splitcore_core::cluster::MachineState;
@@ -9,7 +9,7 @@ use splitcore_core::id::{Attempt, LegKey, MachineId, RequestId};
 use splitcore_core::leg::{Notice, Report};
 
 use super::directory::Machine;
-use super::{Fault, Host, MachineSpec, State};
+use super::{CLASSES_MAX, Fault, Host, MachineSpec, State};
 
 /// A fact about a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,16 +66,21 @@ impl Host {
         self.with(|state| state.fact(fact, request, attempt))
     }
 
-    /// Takes machines in, all or none.
+    /// Whether all of these can join.
     ///
     /// # Errors
-    /// The first machine that cannot join.
-    pub fn join(&self, specs: Vec<MachineSpec>) -> Result<(), Fault> {
+    /// The first machine that cannot.
+    pub fn check_joins(&self, specs: &[MachineSpec]) -> Result<(), Fault> {
         let most = self.machines_max;
-        self.with(|state| {
-            state.check_joins(&specs, most)?;
-            specs.into_iter().try_for_each(|spec| state.join(spec))
-        })
+        self.with(|state| state.check_joins(specs, most))
+    }
+
+    /// Takes machines in of which it is known that they can join.
+    ///
+    /// # Errors
+    /// The first machine that cannot.
+    pub fn join(&self, specs: Vec<MachineSpec>) -> Result<(), Fault> {
+        self.with(|state| specs.into_iter().try_for_each(|spec| state.join(spec)))
     }
 
     /// Gives a machine no more requests.
@@ -138,11 +143,18 @@ impl Host {
     /// Sets the limits of a class of requests, or takes them away.
     ///
     /// # Errors
-    /// A limit of zero.
+    /// A limit of zero, or too many classes.
     pub fn set_slo(&self, class: u32, slo: Option<Slo>) -> Result<(), Fault> {
         self.with(|state| {
+            if slo.is_some() && !state.classes.contains(&class) && state.classes.len() >= CLASSES_MAX {
+                return Err(Fault::ClassesMax);
+            }
             let now = state.begin()?;
             let _ = state.handle(now, &ClusterEvent::SetSlo { class, slo })?;
+            match slo {
+                Some(_) => state.classes.insert(class),
+                None => state.classes.remove(&class),
+            };
             state.keep(None);
             Ok(())
         })
@@ -189,23 +201,31 @@ impl State {
 
     /// Whether all of these can join.
     fn check_joins(&self, specs: &[MachineSpec], most: usize) -> Result<(), Fault> {
-        let mut names = HashSet::new();
+        let mut urls = HashMap::new();
         let mut new = 0;
         for spec in specs {
-            if self.machine(&spec.name).is_ok() || !names.insert(spec.name.as_str()) {
-                return Err(Fault::DuplicateMachine(spec.name.clone()));
+            if self.machine(&spec.name).is_ok() {
+                return Err(self.taken(spec));
+            }
+            if let Some(here) = urls.insert(spec.name.as_str(), &spec.url) {
+                let (name, here, again) = (spec.name.clone(), here.clone(), spec.url.clone());
+                return Err(Fault::DuplicateMachine { name, here, again });
             }
             new += usize::from(self.machines.index(&spec.name).is_none());
         }
         if self.machines.len() + new > most { Err(Fault::MachinesMax(most)) } else { Ok(()) }
     }
 
+    /// Another machine of this name is here.
+    fn taken(&self, spec: &MachineSpec) -> Fault {
+        let here = self.machines.index(&spec.name).and_then(|index| self.machines.at(index)?.url.clone());
+        Fault::DuplicateMachine { name: spec.name.clone(), here, again: spec.url.clone() }
+    }
+
     fn join(&mut self, spec: MachineSpec) -> Result<(), Fault> {
         let known = self.machines.index(&spec.name).and_then(|index| self.core.load(index));
         let machine = match known {
-            Some(load) if load.state != MachineState::Lost => {
-                return Err(Fault::DuplicateMachine(spec.name));
-            }
+            Some(load) if load.state != MachineState::Lost => return Err(self.taken(&spec)),
             Some(load) => MachineId { incarnation: load.machine.incarnation + 1, ..load.machine },
             None => MachineId { index: self.core.machines_len(), incarnation: 1 },
         };

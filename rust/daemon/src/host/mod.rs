@@ -7,7 +7,7 @@ mod log;
 mod managed;
 mod views;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
@@ -25,11 +25,11 @@ pub use directory::{Machine, MachineSpec};
 pub use facts::{Fact, Recovered, ReportSpec};
 pub use generate::{Ending, Generate, Output, Said};
 pub use log::{Kind, Since};
-pub use views::{Decision, DecisionView, Overview, PoolView, RowView, Totals};
+pub use views::{Decision, DecisionView, Overview, PoolView, RowView, STATES, Totals};
 
 use crate::clock::Clock;
 use crate::options::{OptionError, Options};
-pub use managed::{BlocksView, HandoffView, Stage, life};
+pub use managed::{BlocksView, HandoffView, KvTotals, Stage, life};
 
 use directory::Directory;
 use log::Log;
@@ -37,6 +37,9 @@ use managed::Managed;
 
 /// Decisions kept for the page.
 const DECISIONS_KEPT: usize = 32;
+
+/// Classes of requests that have limits at once.
+pub const CLASSES_MAX: usize = 1024;
 
 /// Every reason of the core, in the order of the counts.
 pub const REJECTIONS: [Rejection; 9] = [
@@ -69,8 +72,15 @@ pub enum Fault {
     #[error("there is no machine '{0}'")]
     UnknownMachine(String),
     /// A machine of this name is here.
-    #[error("machine '{0}' is already here")]
-    DuplicateMachine(String),
+    #[error("{}", already_here(.name, .here.as_deref(), .again.as_deref()))]
+    DuplicateMachine {
+        /// Of both.
+        name: String,
+        /// Where the one is that is here.
+        here: Option<String>,
+        /// Where the other one is.
+        again: Option<String>,
+    },
     /// No live request has this id.
     #[error("there is no live request {0}")]
     UnknownRequest(u64),
@@ -92,12 +102,24 @@ pub enum Fault {
     /// An id occurs twice in one call.
     #[error("request {0} occurs twice in this call")]
     Twice(u64),
+    /// `CLASSES_MAX` classes have limits.
+    #[error("at most {CLASSES_MAX} classes have limits at once")]
+    ClassesMax,
     /// `machines_max` are known.
     #[error("machines_max: at most {0} machines are known, lost ones included")]
     MachinesMax(usize),
     /// A bug stopped the books.
     #[error("the service has met a bug and stopped; its log says more")]
     Stopped,
+}
+
+/// What is said of a name that is taken: with both addresses, since one of the two is most likely a mistake.
+fn already_here(name: &str, here: Option<&str>, again: Option<&str>) -> String {
+    let at = |url: Option<&str>| url.map_or_else(|| "without a url".to_owned(), |url| format!("at {url}"));
+    if here == again {
+        return format!("machine '{name}' is already here, {}", at(here));
+    }
+    format!("machine '{name}' is already here, {}; the one that would join is {}", at(here), at(again))
 }
 
 /// A placement with the machines that it names.
@@ -111,6 +133,8 @@ pub struct Placed {
     pub token: Option<Arc<Machine>>,
     /// Who would have been next for the prompt.
     pub runner_up: Option<Arc<Machine>>,
+    /// It is what it would be: nothing is booked.
+    pub dry_run: bool,
 }
 
 /// What the lock guards.
@@ -123,6 +147,8 @@ pub(crate) struct State {
     recent: VecDeque<Decision>,
     log: Log,
     totals: Totals,
+    /// Classes with limits.
+    classes: HashSet<u32>,
     next_id: u64,
     /// With workers of its own.
     managed: Option<Managed>,
@@ -164,6 +190,7 @@ impl Host {
             recent: VecDeque::with_capacity(DECISIONS_KEPT),
             log: Log::new(options.events_max),
             totals: Totals::default(),
+            classes: HashSet::new(),
             next_id: first_id(),
             managed: options.model.is_some().then(|| Managed::new((options.reattach_s * 1e9) as u64)),
             recorder,
@@ -247,21 +274,32 @@ impl Host {
         })
     }
 
-    /// Places requests in order, all at one time. An id that is live or occurs twice fails the whole batch first.
+    /// Whether none of these ids is live or occurs twice.
     ///
     /// # Errors
-    /// [`Fault::Twice`] or a live id. What each request got is in the list.
-    pub fn place_many(&self, asks: Vec<Ask>) -> Result<Vec<Result<Placed, Fault>>, Fault> {
+    /// [`Fault::Twice`] or a live id.
+    pub fn check_new(&self, asks: &[Ask]) -> Result<(), Fault> {
         let mut ids: Vec<u64> = asks.iter().filter_map(|ask| ask.request).collect();
         ids.sort_unstable();
         if let Some(pair) = ids.windows(2).find(|pair| pair[0] == pair[1]) {
             return Err(Fault::Twice(pair[0]));
         }
         self.with(|state| {
-            let now = state.begin()?;
-            if let Some(&id) = ids.iter().find(|id| state.live.contains_key(id)) {
-                return Err(EventError::DuplicateRequest(RequestId(id)).into());
+            let _ = state.begin()?;
+            match ids.iter().find(|id| state.live.contains_key(id)) {
+                Some(&id) => Err(EventError::DuplicateRequest(RequestId(id)).into()),
+                None => Ok(()),
             }
+        })
+    }
+
+    /// Places requests in order, all at one time. What each came to is in the list.
+    ///
+    /// # Errors
+    /// [`Fault::Stopped`].
+    pub fn place_each(&self, asks: Vec<Ask>) -> Result<Vec<Result<Placed, Fault>>, Fault> {
+        self.with(|state| {
+            let now = state.begin()?;
             Ok(asks.into_iter().map(|mut ask| state.place(now, &mut ask)).collect())
         })
     }
@@ -373,7 +411,7 @@ impl State {
         if ask.dry_run {
             let answer = self.core.dry_run(&ask.arrival)?;
             return match answer {
-                Ok(placement) => Ok(self.named(placement)),
+                Ok(placement) => Ok(Placed { dry_run: true, ..self.named(placement) }),
                 Err(reason) => Err(Fault::Rejected { request, reason }),
             };
         }
@@ -462,6 +500,7 @@ impl State {
             prompt: placement.prompt().and_then(at),
             token: placement.token().and_then(at),
             runner_up: placement.why.runner_up.and_then(|(index, _)| self.machines.at(index).cloned()),
+            dry_run: false,
         }
     }
 }

@@ -8,8 +8,15 @@ use splitcore_core::id::MachineId;
 use splitcore_core::leg::Command;
 use splitcore_core::placement::{Mode, Placement, Seat, Step};
 
-use super::managed::{BlocksView, HandoffView};
+use super::managed::{BlocksView, HandoffView, KvTotals};
 use super::{DECISIONS_KEPT, Fault, Host, REJECTIONS, State};
+
+/// Machines that an overview has at most.
+const MACHINES_SHOWN: usize = 200;
+
+/// Every state of a machine that is here.
+pub const STATES: [MachineState; 4] =
+    [MachineState::Up, MachineState::Away, MachineState::Quarantined, MachineState::Draining];
 
 /// What is counted beside the core's counters.
 #[derive(Debug, Clone, Copy, Default)]
@@ -30,11 +37,13 @@ impl Totals {
     }
 }
 
-/// One of the last decisions. Names are looked up when it is shown.
-#[derive(Debug, Clone, Copy)]
+/// One of the last decisions. Names of machines are looked up when it is shown.
+#[derive(Debug, Clone)]
 pub struct Decision {
     at_ns: u64,
     request: u64,
+    /// What the client calls the request, which is not known any more when that is over.
+    name: Option<String>,
     answer: Result<Placement, Rejection>,
 }
 
@@ -128,9 +137,18 @@ pub struct Overview {
     pub live: usize,
     /// Of these, those that wait for a machine.
     pub parked: usize,
+    /// Which Cluster speaks: higher than any before it, of a service with workers of its own.
+    pub epoch: u64,
+    /// Since the start.
+    pub uptime_ms: u64,
+    /// Tokens given to clients so far; of services with workers of their own.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub output_tokens: Option<u64>,
     /// The pools.
     pub pools: Vec<PoolView>,
-    /// The machines, lost ones left out.
+    /// How many machines there are, lost ones left out.
+    pub machines_total: usize,
+    /// Of these, the first few hundred: those that something is the matter with, then the rest, by pool and name.
     pub machines: Vec<RowView>,
     /// The last decisions, newest first.
     pub decisions: Vec<DecisionView>,
@@ -142,15 +160,26 @@ pub struct Overview {
     /// What else is counted.
     #[serde(skip)]
     pub totals: Totals,
+    /// KV of services with workers of their own.
+    #[serde(skip)]
+    pub kv: Option<KvTotals>,
+    /// Machines by state, in the order of `STATES`.
+    #[serde(skip)]
+    pub states: [usize; STATES.len()],
 }
 
 impl Host {
-    /// The books of all machines, lost ones included.
+    /// The books of some machines from an index on, lost ones included, and where to go on.
     ///
     /// # Errors
     /// [`Fault::Stopped`].
-    pub fn loads(&self) -> Result<Vec<RowView>, Fault> {
-        self.with(|state| Ok(state.rows().collect()))
+    pub fn rows(&self, from: u32, most: u32) -> Result<(Vec<RowView>, Option<u32>), Fault> {
+        self.with(|state| {
+            let all = state.core.machines_len();
+            let until = from.saturating_add(most).min(all);
+            let loads = (from..until).filter_map(|index| state.core.load(index));
+            Ok((loads.filter_map(|load| state.row(&load)).collect(), (until < all).then_some(until)))
+        })
     }
 
     /// Everything at one moment.
@@ -227,33 +256,30 @@ impl State {
         (0..self.core.machines_len()).filter_map(|index| self.core.load(index))
     }
 
-    fn rows(&self) -> impl Iterator<Item = RowView> {
-        self.loads().filter_map(|load| {
-            let machine = self.machines.at(load.machine.index)?;
-            Some(RowView {
-                name: machine.name.clone(),
-                url: machine.url.clone(),
-                role: load.home,
-                pool: load.pool,
-                state: load.state,
-                legs: load.legs,
-                prompt_pending_tokens: load.prompt_pending_tokens,
-                kv_tokens: load.kv_tokens,
-                kv_capacity_tokens: load.kv_capacity_tokens,
-                blocks: self.managed.as_ref().and_then(|of| of.watch.blocks(load.machine.index)),
-            })
+    fn row(&self, load: &MachineLoad) -> Option<RowView> {
+        let machine = self.machines.at(load.machine.index)?;
+        Some(RowView {
+            name: machine.name.clone(),
+            url: machine.url.clone(),
+            role: load.home,
+            pool: load.pool,
+            state: load.state,
+            legs: load.legs,
+            prompt_pending_tokens: load.prompt_pending_tokens,
+            kv_tokens: load.kv_tokens,
+            kv_capacity_tokens: load.kv_capacity_tokens,
+            blocks: self.managed.as_ref().and_then(|of| of.watch.blocks(load.machine.index)),
         })
     }
 
     fn overview(&self) -> Overview {
         let now_ns = self.clock.now().as_ns();
-        let machines: Vec<RowView> = self.rows().filter(|row| row.state != MachineState::Lost).collect();
+        let here: Vec<MachineLoad> = self.loads().filter(|load| load.state != MachineState::Lost).collect();
         let pools = [Role::Prompt, Role::Token, Role::Mixed].map(|pool| {
-            let rows =
-                || machines.iter().filter(move |row| row.pool == pool && row.state == MachineState::Up);
-            let queues: Vec<f64> = rows().map(|row| row.prompt_pending_tokens as f64).collect();
+            let of = || here.iter().filter(move |load| load.pool == pool && load.state == MachineState::Up);
+            let queues: Vec<f64> = of().map(|load| load.prompt_pending_tokens as f64).collect();
             let usage: Vec<f64> =
-                rows().map(|row| row.kv_tokens as f64 / row.kv_capacity_tokens.max(1) as f64).collect();
+                of().map(|load| load.kv_tokens as f64 / load.kv_capacity_tokens.max(1) as f64).collect();
             PoolView {
                 pool,
                 machines: queues.len(),
@@ -261,9 +287,13 @@ impl State {
                 kv_usage: Spread::of(&usage),
             }
         });
+        let states = STATES.map(|state| here.iter().filter(|load| load.state == state).count());
         Overview {
             live: self.core.live_requests(),
             parked: self.core.parked_requests(),
+            epoch: self.core.epoch().0.into(),
+            uptime_ms: now_ns / 1_000_000,
+            output_tokens: None,
             pools: pools.to_vec(),
             decisions: self.recent.iter().rev().map(|decision| self.shown(decision, now_ns)).collect(),
             handoffs: self.managed.as_ref().map(|managed| {
@@ -272,8 +302,30 @@ impl State {
             }),
             counters: self.core.counters(),
             totals: self.totals,
-            machines,
+            kv: self.managed.as_ref().map(|managed| managed.watch.totals()),
+            states,
+            machines_total: here.len(),
+            machines: self.foremost(&here),
         }
+    }
+
+    /// The machines that people look at first: those that something is the matter with, then the rest, each by pool
+    /// and name; of very many, only some.
+    fn foremost(&self, here: &[MachineLoad]) -> Vec<RowView> {
+        let is_well = |load: &&MachineLoad| load.state == MachineState::Up;
+        let (well, unwell): (Vec<_>, Vec<_>) = here.iter().partition(is_well);
+        let shown = unwell.into_iter().chain(well).take(MACHINES_SHOWN);
+        let mut rows: Vec<RowView> = shown.filter_map(|load| self.row(load)).collect();
+        let rank = |row: &RowView| {
+            let pool = match row.pool {
+                Role::Prompt => 0,
+                Role::Token => 1,
+                Role::Mixed => 2,
+            };
+            (row.state == MachineState::Up, pool)
+        };
+        rows.sort_by(|a, b| rank(a).cmp(&rank(b)).then_with(|| a.name.cmp(&b.name)));
+        rows
     }
 
     fn shown(&self, decision: &Decision, now_ns: u64) -> DecisionView {
@@ -283,7 +335,7 @@ impl State {
         DecisionView {
             age_ms: now_ns.saturating_sub(decision.at_ns) / 1_000_000,
             request_id: decision.request,
-            name: self.managed.as_ref().and_then(|of| Some(of.book.get(decision.request)?.ask.name.clone())),
+            name: decision.name.clone(),
             attempt: placed.as_ref().map(|placed| placed.placement.attempt.0),
             prompt: name(placed.as_ref().and_then(|placed| placed.prompt.as_ref())),
             token: name(placed.as_ref().and_then(|placed| placed.token.as_ref())),
@@ -342,6 +394,8 @@ impl State {
         if self.recent.len() == DECISIONS_KEPT {
             self.recent.pop_front();
         }
-        self.recent.push_back(Decision { at_ns: self.core.now().as_ns(), request, answer });
+        let asked = self.managed.as_ref().and_then(|of| of.book.get(request));
+        let name = asked.map(|entry| entry.ask.name.clone());
+        self.recent.push_back(Decision { at_ns: self.core.now().as_ns(), request, name, answer });
     }
 }

@@ -142,7 +142,7 @@ impl From<Fault> for ApiError {
                 Self { param: param.map(str::to_owned), ..Self::new(status, code, message) }
             }
             Fault::UnknownMachine(_) => Self::new(StatusCode::NOT_FOUND, "unknown_machine", message),
-            Fault::DuplicateMachine(_) => Self {
+            Fault::DuplicateMachine { .. } => Self {
                 param: Some("name".to_owned()),
                 ..Self::new(StatusCode::CONFLICT, "duplicate_machine", message)
             },
@@ -157,6 +157,7 @@ impl From<Fault> for ApiError {
                 param: Some("request_id".to_owned()),
                 ..Self::new(StatusCode::CONFLICT, "duplicate_request", message)
             },
+            Fault::ClassesMax => Self::new(StatusCode::TOO_MANY_REQUESTS, "classes_max", message),
             Fault::MachinesMax(_) => Self::new(StatusCode::TOO_MANY_REQUESTS, "machines_max", message),
             Fault::Stopped => Self::new(StatusCode::INTERNAL_SERVER_ERROR, "stopped", message),
         }

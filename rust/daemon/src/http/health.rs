@@ -11,12 +11,13 @@ use serde::Serialize;
 use super::App;
 use super::body::{answer, raw};
 use super::errors::ApiError;
+use crate::host::Overview;
 
 type Answer = Result<Response, ApiError>;
 
-/// The page holds everything that it needs, and may ask only the service.
-const PAGE_POLICY: &str =
-    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'";
+/// The page holds everything that it needs, may ask only the service, and is part of no other page.
+const PAGE_POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; \
+                           img-src data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
 #[derive(Serialize)]
 struct Status {
@@ -65,7 +66,8 @@ pub(super) async fn page() -> Response {
 
 /// `GET /v1/overview`: what the page shows.
 pub(super) async fn overview(State(app): State<Arc<App>>) -> Answer {
-    Ok(answer(StatusCode::OK, &app.host.overview()?))
+    let output_tokens = app.gateway.as_ref().map(|_| app.metrics.gateway().output_tokens());
+    Ok(answer(StatusCode::OK, &Overview { output_tokens, ..app.host.overview()? }))
 }
 
 #[derive(Serialize)]

@@ -11,9 +11,10 @@ use splitcore_core::cluster::MachineState;
 use splitcore_core::event::Slo;
 
 use super::App;
-use super::body::{answer, json, json_bytes, number, parse, parse_object};
+use super::body::{answer, json, json_by, number, parse, parse_object};
 use super::errors::ApiError;
-use crate::host::{MachineSpec, ReportSpec, RowView};
+use super::pieces;
+use crate::host::{MachineSpec, Recovered, ReportSpec, RowView};
 
 type Answer = Result<Response, ApiError>;
 type Name = Result<Path<String>, PathRejection>;
@@ -22,6 +23,10 @@ type Name = Result<Path<String>, PathRejection>;
 const NAME_BYTES_MAX: usize = 256;
 /// Bytes of a machine's address at most.
 const URL_BYTES_MAX: usize = 2048;
+/// Knots in a list of a machine's costs at most.
+const KNOTS_MAX: usize = 64;
+/// Machines that are looked at before a part of a list is written.
+const ROWS: u32 = 16;
 
 fn check(spec: &MachineSpec) -> Result<(), ApiError> {
     let wrong = |field: &str, expected: &str| {
@@ -32,8 +37,13 @@ fn check(spec: &MachineSpec) -> Result<(), ApiError> {
         let message = format!("name: expected 1 to {NAME_BYTES_MAX} bytes without control characters");
         return Err(ApiError::invalid("name", message));
     }
-    if spec.url.as_ref().is_some_and(|url| url.len() > URL_BYTES_MAX) {
-        return wrong("url", &format!("at most {URL_BYTES_MAX} bytes"));
+    if spec.url.as_ref().is_some_and(|url| url.len() > URL_BYTES_MAX || url.chars().any(char::is_control)) {
+        return wrong("url", &format!("at most {URL_BYTES_MAX} bytes without control characters"));
+    }
+    let knots =
+        spec.costs.as_ref().map(|costs| costs.points().prefill.len().max(costs.points().decode.len()));
+    if knots.is_some_and(|knots| knots > KNOTS_MAX) {
+        return wrong("costs", &format!("at most {KNOTS_MAX} knots in a list"));
     }
     if !(0.0..1e9).contains(&spec.transfer_fixed_cost_s) {
         return wrong("transfer_fixed_cost_s", "0 to 1000000000 seconds");
@@ -52,6 +62,13 @@ fn check(spec: &MachineSpec) -> Result<(), ApiError> {
     }
 }
 
+fn one_or_more(bytes: &[u8]) -> Result<Vec<MachineSpec>, ApiError> {
+    if bytes.trim_ascii_start().first() == Some(&b'[') {
+        return parse(bytes);
+    }
+    Ok(vec![parse_object(bytes)?])
+}
+
 #[derive(Serialize)]
 struct Joined {
     joined: usize,
@@ -60,30 +77,39 @@ struct Joined {
 /// `POST /v1/machines`: one, or a list of them, all or none.
 pub(super) async fn join(State(app): State<Arc<App>>, request: Request) -> Answer {
     app.places_for_others()?;
-    let bytes = json_bytes(&app, request).await?;
-    let specs: Vec<MachineSpec> = if bytes.trim_ascii_start().first() == Some(&b'[') {
-        parse(&bytes)?
-    } else {
-        vec![parse_object(&bytes)?]
-    };
+    let specs = json_by(&app, request, one_or_more).await?;
     app.check_batch("machines", specs.len())?;
     specs.iter().try_for_each(check)?;
     let joined = specs.len();
-    app.host.join(specs)?;
+    // Nobody else may take one of the names meanwhile.
+    let turn = Arc::clone(&app.joins).lock_owned().await;
+    app.host.check_joins(&specs)?;
+    app.in_turns(specs, move |app, some| {
+        let _turn = &turn;
+        app.host.join(some).map(|()| Vec::<()>::new())
+    })
+    .await?;
     tracing::info!(machines = joined, "joined");
     Ok(answer(StatusCode::CREATED, &Joined { joined }))
 }
 
-#[derive(Serialize)]
-struct MachinesView {
-    machines: Vec<RowView>,
+/// All machines, lost ones included, some at a time: the books may change while a client takes its list.
+fn rows(app: Arc<App>) -> impl Iterator<Item = RowView> + Send + 'static {
+    let mut next = Some(0);
+    let some = move || {
+        // A host that has stopped has no machines.
+        let (rows, after) = app.host.rows(next?, ROWS).unwrap_or_default();
+        next = after;
+        Some(rows)
+    };
+    std::iter::from_fn(some).flatten()
 }
 
 /// `GET /v1/machines`: those that are here.
 pub(super) async fn list(State(app): State<Arc<App>>) -> Answer {
-    let mut machines = app.host.loads()?;
-    machines.retain(|row| row.state != MachineState::Lost);
-    Ok(answer(StatusCode::OK, &MachinesView { machines }))
+    let limit = app.options.write_timeout_s;
+    let here = rows(app).filter(|row| row.state != MachineState::Lost);
+    Ok(pieces::answer(limit, pieces::list("machines", here, |out, row| pieces::push(out, &row))))
 }
 
 #[derive(Serialize)]
@@ -97,24 +123,22 @@ struct LoadView<'a> {
     kv_capacity_tokens: u64,
 }
 
-#[derive(Serialize)]
-struct LoadsView<'a> {
-    loads: Vec<LoadView<'a>>,
-}
-
 /// `GET /v1/loads`.
 pub(super) async fn loads(State(app): State<Arc<App>>) -> Answer {
-    let rows = app.host.loads()?;
-    let loads = rows.iter().map(|row| LoadView {
-        machine: &row.name,
-        pool: row.pool,
-        state: row.state,
-        legs: row.legs,
-        prompt_pending_tokens: row.prompt_pending_tokens,
-        kv_tokens: row.kv_tokens,
-        kv_capacity_tokens: row.kv_capacity_tokens,
-    });
-    Ok(answer(StatusCode::OK, &LoadsView { loads: loads.collect() }))
+    let limit = app.options.write_timeout_s;
+    let write = |out: &mut Vec<u8>, row: RowView| {
+        let load = LoadView {
+            machine: &row.name,
+            pool: row.pool,
+            state: row.state,
+            legs: row.legs,
+            prompt_pending_tokens: row.prompt_pending_tokens,
+            kv_tokens: row.kv_tokens,
+            kv_capacity_tokens: row.kv_capacity_tokens,
+        };
+        pieces::push(out, &load);
+    };
+    Ok(pieces::answer(limit, pieces::list("loads", rows(app), write)))
 }
 
 fn machine_name(name: Name) -> Result<String, ApiError> {
@@ -133,7 +157,30 @@ pub(super) async fn lose(State(app): State<Arc<App>>, name: Name) -> Answer {
         failed = recovered.failed.len(),
         "lost"
     );
-    Ok(answer(StatusCode::OK, &recovered))
+    Ok(recovered_text(app.options.write_timeout_s, recovered))
+}
+
+/// `{"placed": [...], "parked": [...], "failed": [...]}`, which may be all that lives.
+fn recovered_text(limit: f64, recovered: Recovered) -> Response {
+    let Recovered { placed, parked, failed } = recovered;
+    let mut lists = [("{\"placed", placed), ("],\"parked", parked), ("],\"failed", failed)].into_iter();
+    let mut ids = Vec::new().into_iter();
+    let mut separator = "";
+    pieces::answer(limit, move |out: &mut Vec<u8>| {
+        if let Some(id) = ids.next() {
+            out.extend_from_slice(separator.as_bytes());
+            pieces::push(out, &id);
+            separator = ",";
+            return true;
+        }
+        let Some((name, list)) = lists.next() else {
+            out.extend_from_slice(b"]}");
+            return false;
+        };
+        out.extend_from_slice(format!("{name}\":[").as_bytes());
+        (ids, separator) = (list.into_iter(), "");
+        true
+    })
 }
 
 #[derive(Serialize)]
@@ -167,7 +214,7 @@ pub(super) async fn report(State(app): State<Arc<App>>, request: Request) -> Ans
     let body: ReportsBody = json(&app, request).await?;
     app.check_batch("reports", body.reports.len())?;
     let reports = body.reports.len();
-    let unknown = app.host.report(body.reports)?;
+    let unknown = app.in_turns(body.reports, |app, some| app.host.report(some)).await?;
     Ok(answer(StatusCode::OK, &Reported { applied: reports - unknown.len(), unknown }))
 }
 

@@ -2,8 +2,10 @@
 
 pub(crate) mod body;
 pub(crate) mod errors;
+mod gate;
 mod health;
 mod machines;
+mod pieces;
 mod placements;
 
 use std::sync::Arc;
@@ -14,9 +16,9 @@ use axum::body::Body;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, delete, get, post, put};
 use hyper::body::Incoming;
-use hyper::header::{AUTHORIZATION, HeaderName};
+use hyper::header::{HeaderName, HeaderValue, X_CONTENT_TYPE_OPTIONS};
 use hyper::{Method, Request, StatusCode};
-use tokio::sync::watch;
+use tokio::sync::{Mutex, Semaphore, watch};
 use tower_service::Service;
 
 use crate::host::{Fault, Host};
@@ -24,9 +26,15 @@ use crate::metrics::Metrics;
 use crate::openai::{self, Gateway};
 use crate::options::Options;
 use errors::ApiError;
+pub(crate) use gate::Gate;
 
 /// What the client calls its request.
 pub(crate) static REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+/// Items of a call for many that are dealt with before others have a turn.
+const TURN: usize = 256;
+/// Longer ones are not given back.
+const REQUEST_ID_BYTES_MAX: usize = 256;
 
 /// What every connection shares.
 pub struct App {
@@ -37,7 +45,12 @@ pub struct App {
     /// The options.
     pub options: Options,
     pub(crate) gateway: Option<Gateway>,
-    secret: Option<Vec<u8>>,
+    gate: Gate,
+    /// Room for bodies, in bytes.
+    pub(crate) bodies: Arc<Semaphore>,
+    asides: Semaphore,
+    /// Whose machines join.
+    joins: Arc<Mutex<()>>,
     draining: watch::Sender<bool>,
 }
 
@@ -75,9 +88,19 @@ fn routes() -> Routes {
     ]
 }
 
-/// Paths that answer without the secret: health, and what is the same for everybody.
-fn is_open(path: &str) -> bool {
-    matches!(path, "/" | "/openapi.json" | "/healthz" | "/health" | "/readyz")
+/// Whether it is a question for health, which is answered while there is no room for more.
+fn is_probe(path: &str) -> bool {
+    matches!(path, "/healthz" | "/health" | "/readyz")
+}
+
+/// What a connection beyond the bound is told, unless it asks for health.
+pub(crate) fn refuse_beyond(request: &Request<Incoming>) -> Option<Response> {
+    if is_probe(request.uri().path()) {
+        return None;
+    }
+    let message = "connections_max: no more connections are taken at once";
+    let full = ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "connections_max", message);
+    Some(full.into_response())
 }
 
 /// The router of a service.
@@ -98,13 +121,17 @@ pub(crate) fn router(app: &Arc<App>) -> Router {
 
 impl App {
     /// What connections share, with the books empty.
-    pub(crate) fn new(options: Options, secret: Option<Vec<u8>>) -> Result<Self, crate::OptionError> {
+    pub(crate) fn new(options: Options, gate: Gate) -> Result<Self, crate::OptionError> {
+        let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         Ok(Self {
             host: Arc::new(Host::new(&options)?),
             metrics: Metrics::new(),
             gateway: Gateway::open(&options)?,
+            bodies: Arc::new(Semaphore::new(options.bodies_bytes_max)),
+            asides: Semaphore::new(cores.saturating_sub(1).max(1)),
+            joins: Arc::default(),
             options,
-            secret,
+            gate,
             draining: watch::Sender::new(false),
         })
     }
@@ -148,29 +175,37 @@ impl App {
         Err(ApiError { param, ..ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "batch_max", message) })
     }
 
-    fn authorise(&self, request: &Request<Incoming>) -> Result<(), ApiError> {
-        let Some(secret) = &self.secret else { return Ok(()) };
-        if is_open(request.uri().path()) {
-            return Ok(());
+    /// Gives `each` the items in order, some at a time, and lets other calls in between. It goes on to the end though
+    /// its own client leaves.
+    async fn in_turns<T: Send + 'static, R: Send + 'static>(
+        self: &Arc<Self>,
+        items: Vec<T>,
+        mut each: impl FnMut(&Self, Vec<T>) -> Result<Vec<R>, Fault> + Send + 'static,
+    ) -> Result<Vec<R>, ApiError> {
+        if items.len() <= TURN {
+            return Ok(each(self, items)?);
         }
-        let given = request
-            .headers()
-            .get(AUTHORIZATION)
-            .map(hyper::header::HeaderValue::as_bytes)
-            .unwrap_or_default();
-        let token = given.strip_prefix(b"Bearer ").unwrap_or_default();
-        if same(token, secret) {
-            return Ok(());
-        }
-        let message = "authorization: expected 'Bearer' and the secret of secret_file";
-        Err(ApiError::new(StatusCode::UNAUTHORIZED, "wrong_secret", message))
+        let app = Arc::clone(self);
+        let all = tokio::spawn(async move {
+            let mut done = Vec::with_capacity(items.len());
+            let mut items = items.into_iter();
+            while items.len() > 0 {
+                done.extend(each(&app, items.by_ref().take(TURN).collect())?);
+                tokio::task::yield_now().await;
+            }
+            Ok(done)
+        });
+        all.await.unwrap_or(Err(Fault::Stopped)).map_err(ApiError::from)
     }
-}
 
-/// Compares without telling by its time where the first difference is.
-fn same(given: &[u8], secret: &[u8]) -> bool {
-    let differ = given.iter().zip(secret).fold(0, |differ, (one, other)| differ | (one ^ other));
-    given.len() == secret.len() && std::hint::black_box(differ) == 0
+    /// Runs what takes long beside the thread that serves; so much of it at once as leaves that thread a core.
+    pub(crate) async fn aside<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let _turn = self.asides.acquire().await.map_err(|_| Fault::Stopped)?;
+        tokio::task::spawn_blocking(work).await.map_err(|_| Fault::Stopped.into())
+    }
 }
 
 /// Answers one request.
@@ -178,8 +213,8 @@ pub(crate) async fn serve(app: Arc<App>, mut router: Router, request: Request<In
     let begun = Instant::now();
     let decides = request.method() == Method::POST && request.uri().path().starts_with("/v1/placements");
     let decides = decides && matches!(request.uri().path().len(), 14 | 20);
-    let id = request.headers().get(&REQUEST_ID).cloned();
-    let mut response = if let Err(error) = app.authorise(&request) {
+    let id = request.headers().get(&REQUEST_ID).filter(|id| id.len() <= REQUEST_ID_BYTES_MAX).cloned();
+    let mut response = if let Err(error) = app.gate.check(&request) {
         error.into_response()
     } else {
         router.call(request.map(Body::new)).await.unwrap_or_else(|never| match never {})
@@ -187,6 +222,7 @@ pub(crate) async fn serve(app: Arc<App>, mut router: Router, request: Request<In
     if let Some(id) = id {
         response.headers_mut().insert(REQUEST_ID.clone(), id);
     }
+    response.headers_mut().insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     if decides {
         app.metrics.decided(begun.elapsed());
     }
@@ -197,15 +233,6 @@ pub(crate) async fn serve(app: Arc<App>, mut router: Router, request: Request<In
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_secret_is_compared_whole() {
-        assert!(same(b"secret", b"secret"));
-        assert!(!same(b"secre", b"secret"));
-        assert!(!same(b"secret!", b"secret"));
-        assert!(!same(b"", b"secret"));
-        assert!(!same(b"Secret", b"secret"));
-    }
 
     #[test]
     fn only_the_two_placing_paths_have_their_lengths() {

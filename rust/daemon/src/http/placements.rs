@@ -12,8 +12,9 @@ use splitcore_core::event::Arrival;
 use splitcore_core::placement::{Mode, Step};
 
 use super::App;
-use super::body::{answer, json, json_or_default, number, query};
+use super::body::{answer, json, json_held, json_or_default, number, query, raw};
 use super::errors::{ApiError, Inner};
+use super::pieces;
 use crate::host::{Ask, Fact, Fault, Kind, Machine, Placed, Since};
 
 type Answer = Result<Response, ApiError>;
@@ -21,6 +22,8 @@ type Id = Result<Path<String>, PathRejection>;
 
 /// Events in one answer at most.
 const EVENTS_PER_ANSWER: usize = 1000;
+/// Bytes of events from which an answer ends; whoever asked goes on from there.
+const EVENT_BYTES: usize = 64 << 10;
 
 fn yes() -> bool {
     true
@@ -126,9 +129,13 @@ pub(super) async fn place(State(app): State<Arc<App>>, request: Request) -> Answ
     let body: PlaceBody = json(&app, request).await?;
     app.refuse_when_draining()?;
     let ask = body.ask()?;
-    let status = if ask.dry_run { StatusCode::OK } else { StatusCode::CREATED };
     let placed = app.host.place(ask).map_err(pinned)?;
-    Ok(answer(status, &view(&app, &placed)))
+    Ok(answer(status(&placed), &view(&app, &placed)))
+}
+
+/// What its success is called.
+fn status(placed: &Placed) -> StatusCode {
+    if placed.dry_run { StatusCode::OK } else { StatusCode::CREATED }
 }
 
 /// The only machine that a placement names.
@@ -145,15 +152,10 @@ enum ItemView<'a> {
     Failed { status: u16, error: Inner<'a> },
 }
 
-#[derive(Serialize)]
-struct BatchView<'a> {
-    results: Vec<ItemView<'a>>,
-}
-
 /// `POST /v1/placements/batch`.
 pub(super) async fn place_batch(State(app): State<Arc<App>>, request: Request) -> Answer {
     app.places_for_others()?;
-    let body: BatchBody = json(&app, request).await?;
+    let (body, bytes) = json_held::<BatchBody>(&app, request).await?;
     app.refuse_when_draining()?;
     app.check_batch("placements", body.placements.len())?;
     let asks = body.placements.into_iter().enumerate().map(|(at, each)| {
@@ -162,15 +164,24 @@ pub(super) async fn place_batch(State(app): State<Arc<App>>, request: Request) -
             ApiError { message: format!("placements[{at}].{}", error.message), param, ..error }
         })
     });
-    let placed = app.host.place_many(asks.collect::<Result<_, _>>()?)?;
-    let placed: Vec<Result<Placed, ApiError>> = placed.into_iter().map(|each| each.map_err(pinned)).collect();
-    let results = placed.iter().map(|each| match each {
-        Ok(placed) => {
-            ItemView::Placed { status: StatusCode::CREATED.as_u16(), placement: view(&app, placed) }
+    let asks: Vec<Ask> = asks.collect::<Result<_, _>>()?;
+    app.host.check_new(&asks)?;
+    let placed = app.in_turns(asks, |app, some| app.host.place_each(some)).await?;
+    let limit = app.options.write_timeout_s;
+    // The answer is about as long as the body that asked for it, which counts until it has gone.
+    let write = move |out: &mut Vec<u8>, each: Result<Placed, Fault>| {
+        let _held = &bytes;
+        match each.map_err(pinned) {
+            Ok(placed) => {
+                let (status, placement) = (status(&placed).as_u16(), view(&app, &placed));
+                pieces::push(out, &ItemView::Placed { status, placement });
+            }
+            Err(error) => {
+                pieces::push(out, &ItemView::Failed { status: error.status.as_u16(), error: error.inner() });
+            }
         }
-        Err(error) => ItemView::Failed { status: error.status.as_u16(), error: error.inner() },
-    });
-    Ok(answer(StatusCode::OK, &BatchView { results: results.collect() }))
+    };
+    Ok(pieces::answer(limit, pieces::list("results", placed.into_iter(), write)))
 }
 
 /// The id in a path. One that is no number was never given.
@@ -279,13 +290,6 @@ struct EventView<'a> {
     kind: KindView<'a>,
 }
 
-#[derive(Serialize)]
-struct EventsView<'a> {
-    events: Vec<EventView<'a>>,
-    next: u64,
-    missed: u64,
-}
-
 /// `GET /v1/events`: at once, or as soon as there is one within `wait_s`.
 pub(super) async fn events(State(app): State<Arc<App>>, request: Request) -> Answer {
     let [since, wait_s] = query(request.uri().query(), ["since", "wait_s"])?;
@@ -308,9 +312,26 @@ pub(super) async fn events(State(app): State<Arc<App>>, request: Request) -> Ans
         }
         found = app.host.events(since, EVENTS_PER_ANSWER)?;
     }
-    let Since { events, next, missed } = &found;
-    let shown = events.iter().map(|(seq, kind)| EventView { seq: *seq, kind: kind_view(&app, kind) });
-    Ok(answer(StatusCode::OK, &EventsView { events: shown.collect(), next: *next, missed: *missed }))
+    Ok(raw(StatusCode::OK, "application/json", events_text(&app, &found)))
+}
+
+/// Events as JSON, as many as one answer may have.
+fn events_text(app: &App, found: &Since) -> Vec<u8> {
+    let Since { events, next, missed } = found;
+    let mut next = *next;
+    let mut out = b"{\"events\":[".to_vec();
+    for (at, (seq, kind)) in events.iter().enumerate() {
+        if out.len() >= EVENT_BYTES {
+            next = *seq;
+            break;
+        }
+        if at > 0 {
+            out.push(b',');
+        }
+        pieces::push(&mut out, &EventView { seq: *seq, kind: kind_view(app, kind) });
+    }
+    out.extend_from_slice(format!("],\"next\":{next},\"missed\":{missed}}}").as_bytes());
+    out
 }
 
 fn kind_view<'a>(app: &App, kind: &'a Kind) -> KindView<'a> {

@@ -68,6 +68,11 @@ impl Series {
         to.register("requests_running", "Requests whose answer is being given", self.running.clone());
     }
 
+    /// Tokens given to clients so far.
+    pub(crate) fn output_tokens(&self) -> u64 {
+        self.output_tokens.get()
+    }
+
     /// Counts a request that was received at `begun` and has been accepted.
     pub(super) fn tally(&self, begun: Instant, choices: usize, prompt_tokens: u64) -> Tally {
         self.prompt_tokens.inc_by(prompt_tokens);

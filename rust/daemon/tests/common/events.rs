@@ -28,7 +28,7 @@ impl Events {
         let length = body.len();
         let json = if body.is_empty() { "" } else { "content-type: application/json\r\n" };
         let head = format!(
-            "{method} {path} HTTP/1.1\r\nhost: test\r\n{json}{headers}content-length: {length}\r\n\r\n{body}"
+            "{method} {path} HTTP/1.1\r\nhost: localhost\r\n{json}{headers}content-length: {length}\r\n\r\n{body}"
         );
         client.send(head.as_bytes()).unwrap();
         let mut stream = BufReader::new(client.stream);

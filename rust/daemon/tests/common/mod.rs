@@ -184,10 +184,36 @@ impl Client {
         let head = String::from_utf8(bytes).unwrap();
         let status = head[9..12].parse().unwrap();
         let answer = Answer { status, head, body: Vec::new() };
+        if answer.header("transfer-encoding") == Some("chunked") {
+            let mut body = Vec::new();
+            loop {
+                let chunk = self.chunk()?;
+                if chunk.is_empty() {
+                    break;
+                }
+                body.extend(chunk);
+            }
+            return Some(Answer { body, ..answer });
+        }
         let length = answer.header("content-length").map_or(0, |length| length.parse().unwrap());
         let mut body = vec![0; length];
         self.stream.read_exact(&mut body).ok()?;
         Some(Answer { body, ..answer })
+    }
+
+    /// One chunk of a body; the last is empty. `None` where the connection ends before.
+    fn chunk(&mut self) -> Option<Vec<u8>> {
+        let mut line = Vec::new();
+        while !line.ends_with(b"\r\n") {
+            let mut byte = [0];
+            self.stream.read_exact(&mut byte).ok()?;
+            line.push(byte[0]);
+        }
+        let length = usize::from_str_radix(std::str::from_utf8(&line).unwrap().trim(), 16).unwrap();
+        let mut chunk = vec![0; length + 2];
+        self.stream.read_exact(&mut chunk).ok()?;
+        chunk.truncate(length);
+        Some(chunk)
     }
 
     pub(crate) fn call(&mut self, method: &str, path: &str, headers: &str, body: &[u8]) -> Answer {
@@ -195,7 +221,7 @@ impl Client {
         let token = token.unwrap_or_default();
         let length = body.len();
         let head = format!(
-            "{method} {path} HTTP/1.1\r\nhost: test\r\n{token}{headers}content-length: {length}\r\n\r\n"
+            "{method} {path} HTTP/1.1\r\nhost: localhost\r\n{token}{headers}content-length: {length}\r\n\r\n"
         );
         self.send(&[head.as_bytes(), body].concat()).unwrap();
         self.answer().expect("an answer")

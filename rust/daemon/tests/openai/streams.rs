@@ -102,8 +102,7 @@ fn who_leaves_cancels_streaming_or_not() {
     kit.worker.as_ref().unwrap().hold.store(true, Ordering::Relaxed);
     let mut client = kit.client();
     let text = body.to_string();
-    let head =
-        "POST /v1/completions HTTP/1.1\r\nhost: test\r\ncontent-type: application/json\r\ncontent-length: ";
+    let head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: ";
     client.send(format!("{head}{}\r\n\r\n{text}", text.len()).as_bytes()).unwrap();
     kit.wait("it is accepted", |client| Kit::metric(client, "splitcore_requests_running") == 1.0);
     drop(client);
@@ -119,8 +118,7 @@ fn nothing_is_answered_before_a_machine_has_the_request() {
     worker.hold.store(true, Ordering::Relaxed);
     let body = json!({"prompt": "ab\n", "n": 2, "stream": true}).to_string();
     let mut client = kit.client();
-    let head =
-        "POST /v1/completions HTTP/1.1\r\nhost: test\r\ncontent-type: application/json\r\ncontent-length: ";
+    let head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: ";
     client.send(format!("{head}{}\r\n\r\n{body}", body.len()).as_bytes()).unwrap();
     kit.wait("it is accepted", |client| Kit::metric(client, "splitcore_requests_running") == 1.0);
     client.stream.set_nonblocking(true).unwrap();

@@ -186,10 +186,8 @@ impl Kit {
     pub(crate) fn handoff(&self, name: &str) -> Option<(String, String)> {
         let text = |of: &Value| of.as_str().unwrap().to_owned();
         let overview = self.overview();
-        let mut decisions = overview["decisions"].as_array().unwrap().iter();
-        let id = &decisions.find(|each| each["name"] == name)?["request_id"];
         let mut all = overview["handoffs"].as_array().unwrap().iter();
-        let last = all.find(|each| each["request_id"] == *id && each["stage"] != "failed")?;
+        let last = all.find(|each| each["name"] == name && each["stage"] != "failed")?;
         Some((text(&last["from"]), text(&last["to"])))
     }
 

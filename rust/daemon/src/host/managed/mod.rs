@@ -22,7 +22,7 @@ use super::{Fault, State};
 
 pub(super) use book::{Book, Entry};
 use watch::Watch;
-pub use watch::{BlocksView, HandoffView, Stage};
+pub use watch::{BlocksView, HandoffView, KvTotals, Stage};
 
 /// Sessions, and requests by their tokens.
 #[derive(Debug)]
@@ -78,9 +78,10 @@ impl Managed {
 
     /// Its output has another machine, and nothing else has changed.
     pub(super) fn redirected(&mut self, placement: &Placement, now: Time) {
-        let prompt_tokens =
-            self.book.get(placement.request.0).map_or(0, |entry| entry.ask.prompt.len() as u32);
-        self.watch.placed(placement, prompt_tokens, now);
+        let ask = self.book.get(placement.request.0).map(|entry| &entry.ask);
+        let prompt_tokens = ask.map_or(0, |ask| ask.prompt.len() as u32);
+        let name = ask.map(|ask| ask.name.clone());
+        self.watch.placed(placement, name, prompt_tokens, now);
     }
 
     /// The Cluster has taken a registration.

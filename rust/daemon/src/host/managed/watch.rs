@@ -37,9 +37,11 @@ pub enum Stage {
 }
 
 /// The KV of one request on its way.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(in crate::host) struct Handoff {
     request: RequestId,
+    /// What the client calls it.
+    name: Option<String>,
     from: MachineId,
     to: MachineId,
     mode: Option<Mode>,
@@ -55,6 +57,9 @@ pub(in crate::host) struct Handoff {
 pub struct HandoffView {
     /// Whose KV.
     pub request_id: u64,
+    /// What the client calls the request.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
     /// From which machine.
     pub from: String,
     /// To which.
@@ -71,9 +76,30 @@ pub struct HandoffView {
     pub exposed_ms: Option<f64>,
 }
 
+/// KV of all machines together, as they tell it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct KvTotals {
+    /// Blocks.
+    pub blocks: u64,
+    /// Of these, nobody's.
+    pub free: u64,
+    /// Of these, those of aborted legs that somebody may still write.
+    pub quarantined: u64,
+    /// Transfers of which all has come.
+    pub landed: u64,
+    /// Transfers that broke or stood still too long.
+    pub failed: u64,
+    /// Destinations that had no room.
+    pub refused: u64,
+    /// Requests that lost their blocks to others, and were recomputed.
+    pub evicted: u64,
+}
+
 /// Reports and handoffs.
 #[derive(Debug, Default)]
 pub(in crate::host) struct Watch {
+    /// Its blocks are counted when they are asked for.
+    totals: KvTotals,
     blocks: HashMap<u32, BlocksView>,
     handoffs: VecDeque<Handoff>,
 }
@@ -97,7 +123,13 @@ impl Watch {
     }
 
     /// A request has machines.
-    pub(in crate::host) fn placed(&mut self, placement: &Placement, prompt_tokens: u32, now: Time) {
+    pub(in crate::host) fn placed(
+        &mut self,
+        placement: &Placement,
+        name: Option<String>,
+        prompt_tokens: u32,
+        now: Time,
+    ) {
         self.end(placement.request, Stage::Failed);
         let (Some(from), Some(to)) = (placement.prompt(), placement.token()) else { return };
         if from == to {
@@ -108,6 +140,7 @@ impl Watch {
         }
         self.handoffs.push_back(Handoff {
             request: placement.request,
+            name,
             from,
             to,
             mode: placement.transfer(),
@@ -130,8 +163,25 @@ impl Watch {
         self.handoffs.iter_mut().rev().find(|handoff| handoff.request == request)
     }
 
+    /// What all machines have, and have told so far.
+    pub(in crate::host) fn totals(&self) -> KvTotals {
+        self.blocks.values().fold(self.totals, |sum, each| KvTotals {
+            blocks: sum.blocks + u64::from(each.total),
+            free: sum.free + u64::from(each.free),
+            quarantined: sum.quarantined + u64::from(each.quarantined),
+            ..sum
+        })
+    }
+
     /// A machine has said something.
     pub(super) fn notice(&mut self, from: MachineId, notice: &Notice, now: Time) {
+        match notice {
+            Notice::Landed { .. } => self.totals.landed += 1,
+            Notice::TransferFailed { .. } => self.totals.failed += 1,
+            Notice::Refused { .. } => self.totals.refused += 1,
+            Notice::Evicted { .. } => self.totals.evicted += 1,
+            _ => {}
+        }
         match notice {
             Notice::Report(report) | Notice::Released { report, .. } | Notice::Refused { report, .. } => {
                 self.report(from.index, report);
@@ -161,6 +211,7 @@ impl Watch {
             let Handoff { placed_at, prefilled_at, landed_at, .. } = *handoff;
             HandoffView {
                 request_id: handoff.request.0,
+                name: handoff.name.clone(),
                 from: name(handoff.from.index),
                 to: name(handoff.to.index),
                 transfer: handoff.mode,
