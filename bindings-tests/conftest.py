@@ -5,17 +5,20 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import settings
 
+import splitcore.cli
 from kv_sides import sides
 
-__all__ = ["cli", "data_dir", "root", "sides"]
+__all__ = ["cli", "command_line", "data_dir", "root", "sides"]
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# The tests repeat their cases. `make properties` draws new ones, as many as it is asked for, from a seed that it prints.
+# The tests repeat their cases. `make properties` draws new ones, as many as it is asked for, from a seed that it
+# prints.
 CASES = int(os.environ.get("PROPTEST_CASES", "4000"))
 settings.register_profile("fixed", max_examples=100, stateful_step_count=50, deadline=None, derandomize=True)
 settings.register_profile("fresh", max_examples=max(100, CASES // 40), stateful_step_count=50, deadline=None)
@@ -56,5 +59,21 @@ def cli(tmp_path):
         )
         assert done.returncode == code, done.stderr
         return done
+
+    return run
+
+
+@pytest.fixture
+def command_line(tmp_path, monkeypatch, capsys):
+    """Runs ``splitcore`` in an empty folder and in this process: as `cli`, where only the arguments matter."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments, code=0):
+        monkeypatch.setattr(sys, "argv", ["splitcore", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            splitcore.cli.main()
+        written = capsys.readouterr()
+        assert (ended.value.code or 0) == code, written.err
+        return SimpleNamespace(stdout=written.out, stderr=written.err)
 
     return run

@@ -863,6 +863,7 @@ def profile_fit(csv_path: str | PathLike[str], out_path: str | PathLike[str]) ->
         (``"prefill"``, ``"decode"``). Labels read as ``"bloom-176b a100-80gb:tp8"``.
 
     Raises:
+        ConfigError: If both paths lead to one file.
         InputError: If a line is bad.
         SplitcoreError: If a file cannot be read or written.
     """

@@ -4,13 +4,12 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, get_args
 
-import typer
 from rich.console import Group, RenderableType
 
 from splitcore import bench_transfer as bench
 from splitcore import nixl_transfer, tables
 from splitcore.options import option
-from splitcore.outputs import STDOUT, Outputs, dump
+from splitcore.outputs import Outputs
 from splitcore.progress import Bar
 from splitcore.units import OptionError, bandwidth
 
@@ -44,9 +43,8 @@ def bench_transfer(
     bits_per_second = round((bandwidth(throttle, "throttle") or 0) * 8)
     chosen = _backends(backend)
     outputs = Outputs()
-    if json_path != STDOUT:
-        outputs.add("json", json_path, lambda path: path.write_text(f"{dump(measured)}\n", encoding="utf-8"))
     measured: list[bench.Measured] = []
+    outputs.json("json", json_path, lambda: measured)
     for name in chosen:
         with Bar(name) as bar:
             one = bench.measure(
@@ -61,9 +59,7 @@ def bench_transfer(
             )
         measured.append(one)
     outputs.write()
-    if json_path == STDOUT:
-        typer.echo(dump(measured))
-    else:
+    if not outputs.use_stdout:
         tables.console().print(_drawn(measured))
 
 

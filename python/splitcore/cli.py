@@ -25,7 +25,7 @@ from splitcore import (
 )
 from splitcore.errors import ProcessError
 from splitcore.options import Machines, Pools, Rules, Workload, option, takes
-from splitcore.outputs import STDOUT, Outputs, dump
+from splitcore.outputs import Outputs
 from splitcore.progress import Bar
 from splitcore.units import OptionError
 
@@ -111,24 +111,24 @@ def simulate(
     run: dict[str, Any],
     *,
     json_path: Annotated[Path | None, _output("FILE|-", "The summary; - prints nothing else.", "--json")] = None,
-    requests_path: Annotated[Path | None, _output("FILE.csv", "A row per request.", "--requests")] = None,
+    requests_path: Annotated[
+        Path | None, _output("FILE.csv|-", "A row per request; - prints nothing else.", "--requests")
+    ] = None,
     plot_path: Annotated[Path | None, _output("FILE.png", "Latencies, SLOs and batches.", "--plot")] = None,
 ) -> None:
     """Simulate a workload and tell its latencies, SLOs and load."""
     outputs = Outputs()
     plots.check(plot_path)
-    if json_path != STDOUT:
-        outputs.add("json", json_path, lambda path: path.write_text(f"{dump(report.summary)}\n", encoding="utf-8"))
-    outputs.add("requests", requests_path, lambda path: report.write_requests_csv(path))
+    outputs.reads_run(run)
+    outputs.json("json", json_path, lambda: report.summary)
+    outputs.add("requests", requests_path, lambda path: report.write_requests_csv(path), or_stdout=True)
     outputs.add(
         "plot", plot_path, lambda path: plots.save({f"{run['model']}, {report.summary['policy']}": report}, path)
     )
     with Bar("simulating") as bar:
         report = splitcore.simulate(**run, progress=bar.update)
     outputs.write()
-    if json_path == STDOUT:
-        typer.echo(dump(report.summary))
-    else:
+    if not outputs.use_stdout:
         tables.console().print(tables.run(report.summary))
 
 
@@ -162,14 +162,11 @@ def swarm(
     Exit status 1 when a seed failed.
     """
     outputs = Outputs()
-    if json_path != STDOUT:
-        outputs.add("json", json_path, lambda path: path.write_text(f"{dump(summary)}\n", encoding="utf-8"))
+    outputs.json("json", json_path, lambda: summary)
     with Bar("swarm", unit="seeds") as bar:
         summary = splitcore.swarm(seeds=seeds, from_seed=from_seed, jobs=jobs, progress=bar.update)
     outputs.write()
-    if json_path == STDOUT:
-        typer.echo(dump(summary))
-    else:
+    if not outputs.use_stdout:
         tables.console().print(tables.swarm(summary))
     if summary["failed"]:
         raise typer.Exit(1)
@@ -182,6 +179,7 @@ def fit(
 ) -> None:
     """Fit a cost profile to measurements, for `splitcore simulate --profile`."""
     outputs = Outputs()
+    outputs.reads("FILE.csv", measurements)
     errors: dict[str, dict[str, float]] = {}
     outputs.add("out", out, lambda path: errors.update(splitcore.profile_fit(measurements, path)))
     outputs.write()

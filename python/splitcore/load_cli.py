@@ -12,7 +12,7 @@ from rich.text import Text
 from splitcore import tables
 from splitcore._native import SplitcoreError
 from splitcore.options import Workload, option, takes
-from splitcore.outputs import STDOUT, Outputs, dump
+from splitcore.outputs import Outputs
 from splitcore.progress import Bar
 from splitcore.service_options import SecretFile, TlsCa, secret_in, trusting
 from splitcore.tables import printable
@@ -53,8 +53,9 @@ def load(
     completed.
     """
     outputs = Outputs()
-    if out != STDOUT:
-        outputs.add("out", out, lambda path: path.write_text(f"{dump(summary)}\n", encoding="utf-8"))
+    outputs.reads_run(run)
+    outputs.reads("--secret-file", secret_file)
+    outputs.json("out", out, lambda: summary)
     for name, value, known in (("call", call, ("completions", "chat")), ("prompts", prompts, ("tokens", "words"))):
         if value not in known:
             raise OptionError(name, " or ".join(known), value)
@@ -91,9 +92,7 @@ def load(
             interrupted=lambda summary: tables.console(stderr=True).print(_drawn(summary)),
         )
     outputs.write()
-    if out == STDOUT:
-        typer.echo(dump(summary))
-    else:
+    if not outputs.use_stdout:
         tables.console().print(_drawn(summary))
     if summary["requests"]["failed"] or not summary["requests"]["completed"]:
         raise typer.Exit(1)

@@ -10,7 +10,10 @@ import typer
 
 from splitcore.units import bandwidth
 
-__all__ = ["Machines", "Pools", "Rules", "Workload", "option", "takes"]
+__all__ = ["BUILT_IN_TRACES", "Machines", "Pools", "Rules", "Workload", "option", "takes"]
+
+BUILT_IN_TRACES = ("azure-conv", "azure-code")
+"""What `--trace` takes beside files."""
 
 _Switch = Literal["on", "off"]
 

@@ -10,7 +10,7 @@ from splitcore import _native, cutting, plan_plots, plan_tables, planning, plots
 from splitcore.engines import Engine, Kind
 from splitcore.engines import engine as engine_named
 from splitcore.options import Machines, Pools, Rules, Workload, option, takes
-from splitcore.outputs import STDOUT, Outputs, dump
+from splitcore.outputs import Outputs
 from splitcore.progress import Bar
 from splitcore.units import bandwidth, power
 
@@ -27,6 +27,16 @@ _Jobs = Annotated[int | None, _search("N", "Runs at a time; by default one for e
 _Cache = Annotated[Path | None, _search("FILE", "Keeps every run, so that a search can go on where it was.")]
 _Engine = Annotated[str, _search("NAME", "Where runs are made: local, or ray for a Ray cluster.")]
 _Json = Annotated[Path | None, _output("FILE|-", "What was found; - prints nothing else.", "--json")]
+
+
+def _reads(outputs: Outputs, run: dict[str, Any], slo: str, cache: Path | None) -> None:
+    """Register what a search reads: the files of its runs, of its objectives and of their traffic, and its cache."""
+    outputs.reads_run(run)
+    if Path(slo).is_file():
+        outputs.reads("--slo", slo)
+        for each in _native.slo_set(slo)["classes"]:
+            outputs.reads_run(each["traffic"])
+    outputs.appends("cache", cache)
 
 
 def _searched(engine: Engine, kind: Kind, spec: dict[str, Any], cache: Path | None, label: str) -> Any:
@@ -52,8 +62,8 @@ def capacity(
     """Find the highest rate at which a cluster keeps its objectives."""
     outputs = Outputs()
     plots.check(plot_path)
-    if json_path != STDOUT:
-        outputs.add("json", json_path, lambda path: path.write_text(f"{dump(found)}\n", encoding="utf-8"))
+    _reads(outputs, run, slo, cache)
+    outputs.json("json", json_path, lambda: found)
     outputs.add("plot", plot_path, lambda path: plan_plots.save(plan_plots.loads(curves, {"": found}), path))
     spec = planning.capacity_spec(slo=slo, seeds=seeds, resolution=resolution, step=step, **run)
     runs = engine_named(engine, jobs)
@@ -63,9 +73,7 @@ def capacity(
         with Bar("runs for the plot", unit="runs") as bar:
             curves = {"": planning.load_curve(runs, spec, {}, rates, bar.update)}
     outputs.write()
-    if json_path == STDOUT:
-        typer.echo(dump(found))
-    else:
+    if not outputs.use_stdout:
         tables.console().print(plan_tables.capacity(found))
 
 
@@ -103,8 +111,8 @@ def plan(
     """
     outputs = Outputs()
     plots.check_installed(plot_dir)
-    if json_path != STDOUT:
-        outputs.add("json", json_path, lambda path: path.write_text(f"{dump(found)}\n", encoding="utf-8"))
+    _reads(outputs, run, slo, cache)
+    outputs.json("json", json_path, lambda: found)
     outputs.add_folder("plot", plot_dir, lambda folder: plan_plots.save_all(found, spec, curves, folder))
     spec = planning.plan_spec(
         designs=design or None,
@@ -128,9 +136,7 @@ def plan(
         with Bar("runs for the plots", unit="runs") as bar:
             curves = plan_plots.curves(found, spec, runs, bar.update)
     outputs.write()
-    if json_path == STDOUT:
-        typer.echo(dump(found))
-    else:
+    if not outputs.use_stdout:
         tables.console().print(plan_tables.plan(found, rate))
     if found["best"] is None:
         err = tables.console(stderr=True)
@@ -161,8 +167,8 @@ def parallelism(
 ) -> None:
     """Find how to cut a model over GPUs for each phase (DistServe's placement)."""
     outputs = Outputs()
-    if json_path != STDOUT:
-        outputs.add("json", json_path, lambda path: path.write_text(f"{dump(found)}\n", encoding="utf-8"))
+    _reads(outputs, run, slo, cache)
+    outputs.json("json", json_path, lambda: found)
     spec = cutting.parallelism_spec(
         rate=rate,
         slo=slo,
@@ -177,9 +183,7 @@ def parallelism(
     )
     found = _searched(engine_named(engine, jobs), "placement", spec, cache, "cutting")
     outputs.write()
-    if json_path == STDOUT:
-        typer.echo(dump(found))
-    else:
+    if not outputs.use_stdout:
         tables.console().print(plan_tables.parallelism(found, rate))
     if found["prefill"] is None:
         tables.console(stderr=True).print("splitcore: infeasible: no way to cut keeps the objectives at any rate")

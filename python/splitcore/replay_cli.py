@@ -9,7 +9,7 @@ from rich.console import RenderableType
 
 from splitcore import _native, tables
 from splitcore.options import option
-from splitcore.outputs import STDOUT, Outputs, dump
+from splitcore.outputs import Outputs
 from splitcore.progress import Bar
 from splitcore.schema import Replayed
 
@@ -28,14 +28,14 @@ def replay(
     Exits with 1 if a log comes to something else than what was recorded.
     """
     outputs = Outputs()
-    if json_path != STDOUT:
-        outputs.add("json", json_path, lambda path: path.write_text(f"{dump(found)}\n", encoding="utf-8"))
+    # Its segments, and whatever else lies beside them.
+    for segment in folder.rglob("*") if folder.is_dir() else ():
+        outputs.reads("DIR", segment)
+    outputs.json("json", json_path, lambda: found)
     with Bar("replaying", unit="segments") as bar:
         found = _native.replay(folder, progress=bar.update)
     outputs.write()
-    if json_path == STDOUT:
-        typer.echo(dump(found))
-    else:
+    if not outputs.use_stdout:
         shown = tables.console()
         shown.print(_table(found))
         for line in _notes(found):

@@ -34,6 +34,7 @@ def reproduce(
 ) -> None:
     """Make a paper's comparisons again and write down which of them hold."""
     outputs = Outputs()
+    outputs.appends("cache", cache)
     outputs.add("out", out, lambda path: path.write_text(page.merged(out or path, system, text), encoding="utf-8"))
     err = tables.console(stderr=True)
     begun: list[str] = []

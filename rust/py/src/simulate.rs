@@ -1,6 +1,7 @@
 //! Whole runs of the simulator, and the fit of a cost profile.
 
 use std::mem::offset_of;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use numpy::{Element, PyArray1, PyArrayDescr};
@@ -197,6 +198,10 @@ pub(crate) fn profile_fit(
     csv_path: PathBuf,
     out_path: PathBuf,
 ) -> PyResult<Bound<'_, PyDict>> {
+    if is_one_file(&csv_path, &out_path) {
+        let expected = "another file than csv_path, which is read";
+        return Err(errors::config(py, "out_path", expected, out_path.display()));
+    }
     let fitted = py.detach(|| fit_file(&csv_path.to_string_lossy()));
     let (profile, report) = fitted.map_err(|error| errors::sim(py, error))?;
     write_whole(&out_path, &profile.to_toml())
@@ -210,6 +215,12 @@ pub(crate) fn profile_fit(
         errors.set_item(label, phases)?;
     }
     Ok(errors)
+}
+
+/// Whether two paths lead to one file, which is there.
+fn is_one_file(one: &Path, other: &Path) -> bool {
+    let identity = |path: &Path| std::fs::metadata(path).map(|found| (found.dev(), found.ino())).ok();
+    identity(one).is_some_and(|one| identity(other) == Some(one))
 }
 
 /// Writes a file beside its place and renames it, so that an older one stays whole until then.
