@@ -60,7 +60,7 @@ class CostKnot(TypedDict):
 class CostTable(TypedDict):
     """What the passes of a machine take: linear between knots, which ascend, and beyond the outermost two.
 
-    A single knot is a constant.
+    A single knot is a constant; a list has 256 knots at most.
     """
 
     prefill: list[CostKnot]

@@ -14,6 +14,9 @@ pub struct CostKnot {
     pub ns: u64,
 }
 
+/// Knots of one list at most. Each machine may bring a table of its own.
+pub const KNOTS_MAX: usize = 256;
+
 /// The content of a [`CostTable`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
@@ -43,6 +46,13 @@ pub enum CostError {
         /// Which list.
         list: &'static str,
     },
+    /// A list has more than [`KNOTS_MAX`].
+    TooManyKnots {
+        /// Which list.
+        list: &'static str,
+        /// How many it has.
+        knots: usize,
+    },
     /// A knot does not lie to the right of the one before.
     Unsorted {
         /// In which list.
@@ -58,6 +68,9 @@ impl fmt::Display for CostError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NoKnot { list } => write!(f, "{list} knots: expected at least one"),
+            Self::TooManyKnots { list, knots } => {
+                write!(f, "{list} knots: expected at most {KNOTS_MAX}, got {knots}")
+            }
             Self::Unsorted { list, index } => {
                 write!(f, "{list} knot {index}: expected it to the right of the knot before")
             }
@@ -72,11 +85,14 @@ impl CostTable {
     /// A table of these points.
     ///
     /// # Errors
-    /// The first list that is empty or not strictly increasing; a pass of no tokens.
+    /// The first list that is empty, too long or not strictly increasing; a pass of no tokens.
     pub fn new(points: CostPoints) -> Result<Self, CostError> {
         for (list, knots) in [("prefill", &points.prefill), ("decode", &points.decode)] {
             if knots.is_empty() {
                 return Err(CostError::NoKnot { list });
+            }
+            if knots.len() > KNOTS_MAX {
+                return Err(CostError::TooManyKnots { list, knots: knots.len() });
             }
             if let Some(index) = knots.windows(2).position(|pair| pair[1].at <= pair[0].at) {
                 return Err(CostError::Unsorted { list, index: index + 1 });
@@ -168,6 +184,10 @@ mod tests {
         };
         assert_eq!(refused(|points| points.prefill.clear()), "prefill knots: expected at least one");
         assert_eq!(refused(|points| points.decode.clear()), "decode knots: expected at least one");
+        let many = |points: &mut CostPoints| {
+            points.decode = (0..=KNOTS_MAX as u32).map(|at| CostKnot { at, ns: 1 }).collect();
+        };
+        assert_eq!(refused(many), "decode knots: expected at most 256, got 257");
         let unsorted = "prefill knot 2: expected it to the right of the knot before";
         assert_eq!(refused(|points| points.prefill[2].at = 200), unsorted);
         assert_eq!(

@@ -19,6 +19,22 @@ pub enum EventError {
     StaleCluster(MachineId),
     /// A machine without blocks, or with speed zero.
     EmptyMachine(MachineId),
+    /// A machine registers with a claim that cannot be true, for itself or beside others.
+    BadClaim {
+        /// Which machine.
+        machine: MachineId,
+        /// Of which leg.
+        key: LegKey,
+        /// What is wrong with it.
+        why: &'static str,
+    },
+    /// A machine reports more KV tokens than there can be.
+    BadReport {
+        /// Which machine.
+        machine: MachineId,
+        /// How many.
+        kv_tokens: u64,
+    },
     /// A class with a limit of zero.
     EmptySlo {
         /// Which class.
@@ -64,6 +80,14 @@ impl fmt::Display for EventError {
             }
             Self::EmptyMachine(id) => {
                 write!(f, "machine {}: expected a KV capacity and a speed weight above zero", id.index)
+            }
+            Self::BadClaim { machine, key, why } => write!(
+                f,
+                "machine {} claims request {} attempt {}: {why}",
+                machine.index, key.request.0, key.attempt.0
+            ),
+            Self::BadReport { machine, kv_tokens } => {
+                write!(f, "machine {} reports {kv_tokens} KV tokens, more than there can be", machine.index)
             }
             Self::EmptySlo { class } => {
                 write!(f, "class {class}: expected limits above zero")

@@ -9,7 +9,7 @@ use splitcore_core::config::ClusterConfig;
 use splitcore_core::error::{Applied, EventError};
 use splitcore_core::event::{Arrival, Claim, ClusterAction, ClusterEvent, Held, Join, Registration, Role};
 use splitcore_core::id::{Epoch, LegKey, MachineId, Order};
-use splitcore_core::leg::{Command, Compute, Inbound, LegState, Notice, Work};
+use splitcore_core::leg::{Command, Compute, Inbound, LegState, Notice, Outbound, Work};
 use splitcore_core::placement::{Mode, Reserve, Upto};
 use splitcore_core::time::Time;
 
@@ -82,7 +82,7 @@ fn a_claimed_leg_is_booked_as_far_as_it_is() {
 
 #[test]
 fn a_kept_request_goes_on_after_the_tokens_that_the_client_has() {
-    for (resumed_tokens, expected_prompt) in [(7, 17), (16, 17), (17, 18)] {
+    for (resumed_tokens, expected_prompt) in [(7, 17), (16, 17)] {
         let mut head = head();
         let mut kept = whole(17);
         kept.terms.resumed_tokens = resumed_tokens;
@@ -185,7 +185,8 @@ fn an_adopted_leg_keeps_its_machine_from_going_home_while_it_prefills() {
     for (work, held, home) in cases {
         let mut head = head();
         // So that nothing of it is missing when the grace time ends.
-        let source = claim(key(1), source(work.start), leg(Compute::Held, Inbound::None));
+        let before = Work { upto: Upto::Position(work.start), ..source(10) };
+        let source = claim(key(1), before, leg(Compute::Held, Inbound::None));
         register_as(&mut head, 1, Role::Prompt, if work.start > 0 { vec![source] } else { Vec::new() });
         register_as(&mut head, 0, Role::Token, vec![claim(key(1), work, held)]);
         head.tick_at(GRACE_NS);
@@ -287,13 +288,13 @@ fn a_record_of_an_earlier_attempt_is_one_of_the_request() {
     let cases = [
         (Held::Kept, Held::Kept, 5, None),
         (Held::Kept, Held::Finished, 5, None),
-        (Held::Kept, Held::Kept, 6, release),
-        (Held::Kept, Held::Finished, 6, release),
+        (Held::Kept, Held::Kept, 4, release),
+        (Held::Kept, Held::Finished, 4, release),
         (Held::Kept, queued, 5, abort),
         (Held::Kept, Held::Closing, 5, abort),
         (queued, Held::Kept, 5, None),
         (queued, Held::Finished, 5, release),
-        (queued, Held::Kept, 6, release),
+        (queued, Held::Kept, 4, release),
         (queued, queued, 5, abort),
     ];
     for (later, earlier, order, expected) in cases {
@@ -362,4 +363,127 @@ fn a_machine_registers_with_the_newest_cluster_as_itself_or_its_next_incarnation
     let (applied, actions) = head.handle(&registration(at(4), Role::Mixed, 2, vec![]));
     assert_eq!(applied, Ok(Applied::Yes));
     assert_eq!(actions[0], ClusterAction::Registered { to: at(4), epoch: Epoch(2) });
+}
+
+/// Machines register with these claims, one after the other, and the last of them is refused for this reason.
+fn refused(known: &[Vec<Claim>], claims: Vec<Claim>) -> &'static str {
+    let mut head = head();
+    for (index, claims) in known.iter().enumerate() {
+        register(&mut head, index as u32, claims.clone());
+    }
+    let before = format!("{:?}", head.cluster);
+    let (result, actions) = head.handle(&registration(id(known.len() as u32), Role::Mixed, 1, claims));
+    assert_eq!((actions, format!("{:?}", head.cluster)), (Vec::new(), before), "{result:?} changes nothing");
+    match result {
+        Err(EventError::BadClaim { why, .. }) => why,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_registration_that_contradicts_itself_is_refused_whole() {
+    let held = leg(Compute::Held, Inbound::None);
+    let (queued, decoding) = (leg(Compute::Queued, Inbound::None), leg(Compute::Decoding, Inbound::None));
+    let waiting = leg(Compute::Waiting, Inbound::Reserved);
+    let of = |key, work, held| claim(key, work, held);
+    let resumed = |work: Work, resumed_tokens| {
+        let mut work = work;
+        work.terms.resumed_tokens = resumed_tokens;
+        work
+    };
+    let sending = Held::Leg {
+        state: LegState { compute: Compute::Held, outbound: Outbound::Sending, ..LegState::QUEUED },
+        mode: None,
+    };
+    let far = Claim { order: Order(u64::MAX), ..of(key(1), whole(10), queued) };
+    let cases = [
+        ("it is claimed twice", vec![of(key(1), source(10), held), of(key(1), destination(10), waiting)]),
+        ("it is claimed twice", vec![of(key(1), whole(10), decoding), of(key(1), whole(10), Held::Finished)]),
+        ("it is claimed twice", vec![of(key(1), whole(10), Held::Kept), of(key(1), whole(10), Held::Kept)]),
+        ("legs of two attempts", vec![of(key(1), whole(10), queued), of(key_at(1, 2), whole(10), queued)]),
+        (
+            "other numbers or terms",
+            vec![of(key(1), whole(10), queued), of(key_at(1, 2), whole(11), Held::Kept)],
+        ),
+        ("its attempt", vec![of(key_at(1, 0), whole(10), queued)]),
+        ("its attempt", vec![of(key_at(1, u32::MAX), whole(10), queued)]),
+        ("its place in line", vec![far]),
+        ("no prompt token", vec![of(key(1), whole(0), queued)]),
+        ("no prompt token", vec![of(key(1), Work { max_new_tokens: 0, ..whole(10) }, queued)]),
+        ("as many as its prompt", vec![of(key(1), resumed(whole(10), 10), queued)]),
+        ("do not fit", vec![of(key(1), resumed(Work { max_new_tokens: u32::MAX, ..whole(10) }, 1), queued)]),
+        ("starts behind its prompt", vec![of(key(1), Work { start: 11, ..whole(10) }, waiting)]),
+        ("is the last one", vec![of(key(1), Work { start: 5, ..source(10) }, waiting)]),
+        ("ends outside", vec![of(key(1), Work { upto: Upto::Position(11), ..whole(10) }, queued)]),
+        ("ends outside", vec![of(key(1), Work { upto: Upto::Position(0), ..whole(10) }, queued)]),
+        ("in this state", vec![of(key(1), whole(10), leg(Compute::Decoding, Inbound::Reserving))]),
+        ("starts anew", vec![of(key(1), destination(10), queued)]),
+        ("starts anew", vec![of(key(1), whole(10), leg(Compute::Decoding, Inbound::Ready))]),
+        ("is closing", vec![of(key(1), destination(10), leg(Compute::Waiting, Inbound::Draining))]),
+        ("no other leg follows", vec![of(key(1), whole(10), sending)]),
+        ("another leg follows", vec![of(key(1), source(10), decoding)]),
+        ("its first position", vec![of(key(1), destination(10), Held::Kept)]),
+    ];
+    for (expected, claims) in cases {
+        let why = refused(&[], claims.clone());
+        assert!(why.contains(expected), "{claims:?}: {why}");
+    }
+}
+
+#[test]
+fn a_registration_that_contradicts_another_is_refused_whole() {
+    let held = leg(Compute::Held, Inbound::None);
+    let (queued, decoding) = (leg(Compute::Queued, Inbound::None), leg(Compute::Decoding, Inbound::Ready));
+    let cases = [
+        ("the first leg", claim(key(1), source(10), held), claim(key(1), source(10), held)),
+        ("does not start where", claim(key(1), source(10), held), claim(key(1), destination(9), decoding)),
+        ("does not start where", claim(key(1), whole(10), queued), claim(key(1), destination(10), decoding)),
+        ("does not end where", claim(key(1), destination(10), decoding), claim(key(1), whole(10), queued)),
+        ("another cut", claim(key(1), destination(10), decoding), claim(key(1), destination(9), decoding)),
+        ("other numbers", claim(key(1), whole(10), queued), claim(key_at(1, 2), whole(11), Held::Kept)),
+    ];
+    for (expected, known, other) in cases {
+        // Numbers of its own belong to a destination that starts earlier: the prompt is the same.
+        let other =
+            Claim { work: Work { prompt_tokens: other.work.prompt_tokens.max(10), ..other.work }, ..other };
+        let why = refused(&[vec![known]], vec![other]);
+        assert!(why.contains(expected), "{known:?}, {other:?}: {why}");
+    }
+}
+
+#[test]
+fn what_an_honest_machine_may_not_know_yet_is_dismissed_and_no_contradiction() {
+    let queued = leg(Compute::Queued, Inbound::None);
+    let mut head = head();
+    register(&mut head, 0, vec![claim(key_at(1, 2), whole(10), Held::Kept)]);
+    // It runs an attempt that is over.
+    let told = register(&mut head, 1, vec![claim(key(1), whole(10), queued)]);
+    assert_eq!(told, [(1, Command::Abort { key: key(1) })]);
+    // The name has come again: the request that had it before is over.
+    let again = Claim { order: Order(7), ..claim(key(1), whole(30), queued) };
+    let told = register(&mut head, 2, vec![again]);
+    let confirm = Command::Confirm { key: key(1), delivered: 0 };
+    assert_eq!(told, [(0, Command::Release { key: key_at(1, 2) }), (2, confirm)]);
+    let told = register(&mut head, 3, vec![claim(key_at(1, 3), whole(10), Held::Kept)]);
+    assert_eq!(told, [(3, Command::Release { key: key_at(1, 3) })]);
+    assert_eq!(head.cluster.live_requests(), 1);
+}
+
+#[test]
+fn a_machine_that_is_lost_keeps_its_place_from_no_other_incarnation() {
+    let at = |incarnation| MachineId { index: 0, incarnation };
+    let mut head = head();
+    head.act(&registration(at(u32::MAX), Role::Mixed, 1, Vec::new()));
+    let honest = registration(at(5), Role::Mixed, 1, Vec::new());
+    assert_eq!(
+        head.handle(&honest).0,
+        Err(EventError::MachineTaken(at(5))),
+        "one of a higher number is there"
+    );
+    head.act(&ClusterEvent::Disconnect { machine: at(u32::MAX) });
+    head.tick_at(2 * head.cluster.config().rejoin_limit_ns);
+    let back = registration(at(u32::MAX), Role::Mixed, 1, Vec::new());
+    assert_eq!(head.handle(&back).0, Err(EventError::MachineTaken(at(u32::MAX))), "too late");
+    head.act(&honest);
+    assert_eq!(head.cluster.load(0).unwrap().machine, at(5));
 }

@@ -630,8 +630,9 @@ fn regression_an_adopted_attempt_has_the_prompt_that_its_machine_says() {
     let queued = Held::Leg { state: LegState::QUEUED, mode: None };
     let mut parked = whole(17);
     parked.terms.resumed_tokens = 7;
+    let leg = Work { max_new_tokens: parked.max_new_tokens + 7, ..source(10) };
     registers(&mut head, id(0), 1, report(1), vec![claim(key_at(1, 2), 0, parked, Held::Kept)]);
-    registers(&mut head, id(1), 1, report(1), vec![claim(key_at(1, 2), 0, source(10), queued)]);
+    registers(&mut head, id(1), 1, report(1), vec![claim(key_at(1, 2), 0, leg, queued)]);
     let asked = head.tick_at(100);
     let reserve = commands(&asked).into_iter().find_map(|(_, command)| match command {
         Command::Reserve { work, .. } => Some(work),

@@ -160,6 +160,8 @@ pub(crate) fn event(py: Python<'_>, error: CoreEventError) -> PyErr {
         | CoreEventError::MachineTaken(_)
         | CoreEventError::StaleCluster(_)
         | CoreEventError::EmptyMachine(_)
+        | CoreEventError::BadClaim { .. }
+        | CoreEventError::BadReport { .. }
         | CoreEventError::EmptySlo { .. }
         | CoreEventError::DuplicateLeg(_)
         | CoreEventError::NotInPass(_)

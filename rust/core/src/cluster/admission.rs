@@ -41,7 +41,7 @@ impl Cluster {
         let usable = u128::from(1000 - self.config.recovery_headroom_permille);
         let leaves = |used: u128, of: u128| used * 1000 <= of * usable;
         let slots = leaves(self.requests.len() as u128 + 1, u128::from(self.config.requests_max));
-        let kv = leaves(u128::from(kv_tokens) + u128::from(more), u128::from(capacity_tokens));
+        let kv = leaves(kv_tokens + u128::from(more), capacity_tokens);
         if slots && kv { Ok(()) } else { Err(Rejection::Headroom) }
     }
 

@@ -118,7 +118,9 @@ impl Cluster {
 
     fn check_pools(&self) -> Result<(), ClusterFault> {
         let up = self.machines.iter().filter(|entry| entry.pooled);
-        let kv = up.fold((0, 0), |kv, entry| (kv.0 + entry.kv_load, kv.1 + entry.kv_capacity_tokens));
+        let kv = up.fold((0, 0), |kv, entry| {
+            (kv.0 + u128::from(entry.kv_load), kv.1 + u128::from(entry.kv_capacity_tokens))
+        });
         let kept = self.pools.kv_total();
         ensure(kept.is_none_or(|kept| kept == kv), || format!("KV tokens kept {kept:?}, counted {kv:?}"))?;
         for pool in [Role::Prompt, Role::Token, Role::Mixed] {

@@ -74,7 +74,9 @@ impl Cluster {
 
     fn keep_at(&mut self, slot: u32, machine: MachineId, actions: &mut Vec<ClusterAction>) {
         let request = self.requests.get(slot);
-        let (key, order, work) = (request.key(), request.order, request.work_from(request.delivered));
+        // One output token is left to come: a request whose client has the last ends, or its machine says so.
+        let given = request.delivered.min(request.arrival.max_new_tokens - 1);
+        let (key, order, work) = (request.key(), request.order, request.work_from(given));
         self.note_keeper(slot, Keeper { machine, attempt: key.attempt }, actions);
         self.command(machine, None, Command::Keep { key, order, work }, actions);
     }

@@ -1,12 +1,13 @@
 //! What machines (or an embedder) say, and what it does to the books.
 
+use super::claims::check_report;
 use super::machines::{Booking, Closing};
 use super::requests::WatchedLeg;
 use super::{Cluster, MachineState};
 use crate::config::MixedReturn;
 use crate::error::{Applied, EventError};
 use crate::event::{ClusterAction, Outcome, Role};
-use crate::id::{AssignmentSeq, LegKey, MachineId};
+use crate::id::{AssignmentSeq, LegKey, MachineId, RequestId};
 use crate::leg::{Command, Compute, Inbound, Notice, Outbound, Report};
 use crate::placement::Reserve;
 
@@ -18,6 +19,11 @@ impl Cluster {
         actions: &mut Vec<ClusterAction>,
     ) -> Result<Applied, EventError> {
         let Some(machine) = self.live(from)? else { return Ok(self.late()) };
+        if let Notice::Report(report) | Notice::Released { report, .. } | Notice::Refused { report, .. } =
+            notice
+        {
+            check_report(from, report)?;
+        }
         let goes_on = match notice {
             Notice::Report(report) => report.running,
             // To give something back, or to answer an `Abort`, is not to go on.
@@ -70,7 +76,7 @@ impl Cluster {
                 self.refused(from, key, actions)
             }
             Notice::Reserved { key } => {
-                let slot = self.watch(from, key, |leg| leg.state.inbound = Inbound::Reserved);
+                let slot = self.watch(from, key, 1, |leg| leg.state.inbound = Inbound::Reserved);
                 if let (Some(slot), Some(machine)) = (slot, from) {
                     // Before, it might have refused.
                     self.runs_at(slot, self.id_of(machine), actions);
@@ -78,16 +84,16 @@ impl Cluster {
                 self.applied(slot)
             }
             Notice::Sent { key } => {
-                let slot = self.watch(from, key, |leg| leg.state.outbound = Outbound::Sending);
+                let slot = self.watch(from, key, 0, |leg| leg.state.outbound = Outbound::Sending);
                 self.applied(slot)
             }
             Notice::Landed { key } => {
-                let slot = self.watch(from, key, |leg| leg.state.inbound = Inbound::Ready);
+                let slot = self.watch(from, key, 1, |leg| leg.state.inbound = Inbound::Ready);
                 self.applied(slot)
             }
             Notice::PrefillDone { key, .. } => self.prefill_done(from, key, actions),
             Notice::Evicted { key, tokens } => self.evicted(from, key, tokens),
-            Notice::Progress { key, tokens } => self.progress(key, tokens, actions),
+            Notice::Progress { key, tokens } => self.progress(from, key, tokens, actions),
             Notice::TransferFailed { key } => self.transfer_failed(from, key, actions),
             Notice::Relief { key } => self.relieve(from, key, actions),
             Notice::Gone { key } => match self.find_leg(from, key, |_| true) {
@@ -127,9 +133,19 @@ impl Cluster {
         Some((slot, at))
     }
 
-    /// Something is known of a leg. Returns whose it is, if it is live.
-    fn watch(&mut self, from: Option<u32>, key: LegKey, change: impl FnOnce(&mut WatchedLeg)) -> Option<u32> {
-        let (slot, at) = self.find_leg(from, key, |leg| leg.mode.is_some())?;
+    /// Something is known of the first or the second leg of a handoff, from the machine that has it. Returns whose leg
+    /// it is, if it is live.
+    fn watch(
+        &mut self,
+        from: Option<u32>,
+        key: LegKey,
+        about: usize,
+        change: impl FnOnce(&mut WatchedLeg),
+    ) -> Option<u32> {
+        let (slot, at) = self.find_leg(from, key, |leg| leg.mode.is_some() == (about == 1))?;
+        if at != about {
+            return None;
+        }
         if let Some(leg) = &mut self.requests.get_mut(slot).legs[at] {
             change(leg);
         }
@@ -173,7 +189,8 @@ impl Cluster {
     fn evicted(&mut self, from: Option<u32>, key: LegKey, tokens: u32) -> Applied {
         let found = self.find_leg(from, key, |leg| leg.booking.decodes);
         let Some((slot, at)) = found else { return self.late() };
-        let Some(leg) = &mut self.requests.get_mut(slot).legs[at] else { return Applied::Late };
+        let decodes = self.requests.get_mut(slot).legs[at].as_mut().filter(|leg| leg.booking.decodes);
+        let Some(leg) = decodes else { return self.late() };
         let Some(machine) = leg.machine else { return Applied::Late };
         let again = !std::mem::replace(&mut leg.booking.prefills, true);
         let more = u64::from(tokens) - u64::from(leg.booking.prefill_tokens.min(tokens));
@@ -186,8 +203,17 @@ impl Cluster {
         Applied::Yes
     }
 
-    fn progress(&mut self, key: LegKey, tokens: u32, actions: &mut Vec<ClusterAction>) -> Applied {
+    fn progress(
+        &mut self,
+        from: Option<u32>,
+        key: LegKey,
+        tokens: u32,
+        actions: &mut Vec<ClusterAction>,
+    ) -> Applied {
         let Some(slot) = self.requests.find_key(key) else { return self.late() };
+        if from.is_some() && self.find_leg(from, key, |_| true).is_none() {
+            return self.late();
+        }
         let managed = self.is_managed();
         let request = self.requests.get_mut(slot);
         // Positions are 32 bits wide, so no more than that is ever counted.
@@ -260,7 +286,7 @@ impl Cluster {
         }
         match self.find_leg(from, key, |leg| !leg.booking.decodes) {
             Some((slot, at)) if to.is_none() && self.is_managed() => self.dropped(slot, at, actions),
-            Some((slot, 0)) => {
+            Some((slot, 0)) if self.requests.get(slot).legs[0].is_some_and(|leg| !leg.booking.decodes) => {
                 self.handed_over(slot, to, actions);
                 self.touch_lease(slot);
                 Applied::Yes
@@ -357,12 +383,18 @@ impl Cluster {
 
     /// The request is over, with no leg left on the books.
     pub(super) fn end(&mut self, slot: u32, outcome: Outcome, actions: &mut Vec<ClusterAction>) {
-        let Some(request) = self.requests.remove(slot) else { return };
+        let Some(id) = self.remove(slot, actions) else { return };
+        if self.is_recovering() {
+            self.ended_in_grace.insert(id);
+        }
+        actions.push(ClusterAction::Ended { request: id, outcome });
+    }
+
+    /// Takes a request without a leg off the books.
+    pub(super) fn remove(&mut self, slot: u32, actions: &mut Vec<ClusterAction>) -> Option<RequestId> {
+        let request = self.requests.remove(slot)?;
         for keeper in request.keepers {
             self.release_keeper(request.arrival.request, keeper, actions);
-        }
-        if self.is_recovering() {
-            self.ended_in_grace.insert(request.arrival.request);
         }
         if let Some(due) = request.lease_due {
             self.leases.remove(&(due, slot));
@@ -371,7 +403,7 @@ impl Cluster {
             self.unpark(&request, slot);
         }
         self.unreserved.remove(&(request.order, slot));
-        actions.push(ClusterAction::Ended { request: request.arrival.request, outcome });
+        Some(request.arrival.request)
     }
 
     /// Sends a machine home from the mixed pool, if it has nothing left that keeps it there.

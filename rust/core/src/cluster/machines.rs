@@ -136,6 +136,13 @@ impl MachineEntry {
         Self { state: MachineState::Lost, ..Self::new(&join) }
     }
 
+    /// Whether this incarnation may take its place: a later one at any time. Once it is lost any other, or a wrong number
+    /// would keep the place for ever; nothing that was said of a lost machine is heard any more.
+    pub(crate) fn is_followed_by(&self, incarnation: u32) -> bool {
+        let other = incarnation != self.id.incarnation;
+        incarnation > self.id.incarnation || (other && self.state == MachineState::Lost)
+    }
+
     /// Whether it can be given work.
     pub(crate) fn takes_work(&self) -> bool {
         self.shown_state() == MachineState::Up

@@ -8,6 +8,7 @@
 
 mod admission;
 mod check;
+mod claims;
 mod copies;
 mod facts;
 mod load_index;
@@ -206,7 +207,7 @@ impl Cluster {
     fn join(&mut self, join: &Join, actions: &mut Vec<ClusterAction>) -> Result<Applied, EventError> {
         let MachineId { index, incarnation } = join.machine;
         let follows = match self.machines.get(index as usize) {
-            Some(entry) => incarnation > entry.id.incarnation,
+            Some(entry) => entry.is_followed_by(incarnation),
             None => index as usize == self.machines.len(),
         };
         if !follows {
@@ -340,6 +341,11 @@ impl Cluster {
     /// The live attempt of a request.
     pub fn attempt(&self, request: RequestId) -> Option<Attempt> {
         self.requests.find(request).map(|slot| self.requests.get(slot).attempt)
+    }
+
+    /// Whether a machine has a leg of a live attempt now, or the word of it is on its way there.
+    pub fn runs(&self, key: LegKey, machine: MachineId) -> bool {
+        self.requests.find_key(key).is_some_and(|slot| self.requests.get(slot).is_run_by(machine))
     }
 
     /// Output tokens that the client of a live request has, all attempts together.

@@ -39,8 +39,8 @@ pub(crate) struct Pools {
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 struct KvTotal {
-    tokens: u64,
-    capacity_tokens: u64,
+    tokens: u128,
+    capacity_tokens: u128,
     of: Vec<(u64, u64)>,
 }
 
@@ -53,8 +53,8 @@ impl KvTotal {
             self.of.resize(at + 1, (0, 0));
         }
         let old = std::mem::replace(&mut self.of[at], (tokens, capacity_tokens));
-        self.tokens = self.tokens - old.0 + tokens;
-        self.capacity_tokens = self.capacity_tokens - old.1 + capacity_tokens;
+        self.tokens = self.tokens - u128::from(old.0) + u128::from(tokens);
+        self.capacity_tokens = self.capacity_tokens - u128::from(old.1) + u128::from(capacity_tokens);
     }
 }
 
@@ -65,7 +65,7 @@ impl Pools {
     }
 
     /// KV tokens and capacity of all members together, if they are kept.
-    pub(crate) fn kv_total(&self) -> Option<(u64, u64)> {
+    pub(crate) fn kv_total(&self) -> Option<(u128, u128)> {
         self.kv.as_ref().map(|kv| (kv.tokens, kv.capacity_tokens))
     }
 

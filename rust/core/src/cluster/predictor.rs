@@ -29,8 +29,8 @@ type Line = BTreeMap<(Order, u32), Time>;
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub(super) struct Predictor {
     slos: BTreeMap<u32, Slo>,
-    /// Each distinct table once, and how many machines have it.
-    tables: Vec<(CostTable, u32)>,
+    /// Each distinct table once, and how many machines have it; a place without any is free.
+    tables: Vec<(Option<CostTable>, u32)>,
     /// Place in `tables` by machine.
     table_of: Vec<Option<u32>>,
     /// By machine, the requests that were given to it to decode, and when their prompts are expected to be computed.
@@ -56,31 +56,43 @@ impl Predictor {
 
     /// A machine joins, or joins again with another table.
     pub(super) fn join(&mut self, machine: u32, costs: Option<&CostTable>) {
+        self.leave(machine);
+        let Some(costs) = costs else { return };
+        let known = self.tables.iter().position(|(table, _)| table.as_ref() == Some(costs));
+        let place = known.or_else(|| self.tables.iter().position(|(table, _)| table.is_none()));
+        let place = place.unwrap_or_else(|| {
+            self.tables.push((None, 0));
+            self.tables.len() - 1
+        });
+        let (table, machines) = &mut self.tables[place];
+        table.get_or_insert_with(|| costs.clone());
+        *machines += 1;
         let at = machine as usize;
         if self.table_of.len() <= at {
             self.table_of.resize(at + 1, None);
         }
-        if let Some(old) = self.table_of[at].take() {
-            self.tables[old as usize].1 -= 1;
-        }
-        let Some(costs) = costs else { return };
-        let known = self.tables.iter().position(|(table, _)| table == costs);
-        let place = known.or_else(|| self.tables.iter().position(|&(_, machines)| machines == 0));
-        let place = place.unwrap_or_else(|| {
-            self.tables.push((costs.clone(), 0));
-            self.tables.len() - 1
-        });
-        let (table, machines) = &mut self.tables[place];
-        if known.is_none() {
-            *table = costs.clone();
-        }
-        *machines += 1;
         self.table_of[at] = Some(place as u32);
+    }
+
+    /// A machine is lost, and its table with it where no other has the same.
+    pub(super) fn leave(&mut self, machine: u32) {
+        let Some(place) = self.table_of.get_mut(machine as usize).and_then(Option::take) else { return };
+        let (table, machines) = &mut self.tables[place as usize];
+        *machines -= 1;
+        if *machines == 0 {
+            *table = None;
+        }
+    }
+
+    /// Cost tables that are kept.
+    #[cfg(test)]
+    pub(super) fn tables(&self) -> usize {
+        self.tables.iter().flat_map(|(table, _)| table).count()
     }
 
     fn costs(&self, machine: u32) -> Option<&CostTable> {
         let place = (*self.table_of.get(machine as usize)?)?;
-        Some(&self.tables[place as usize].0)
+        self.tables[place as usize].0.as_ref()
     }
 
     /// Mean output tokens of finished requests, rounded up; `None` before the first.
@@ -320,4 +332,36 @@ fn decodes_already(request: &Request, leg: &WatchedLeg) -> bool {
     }
     let landed = leg.state.inbound == Inbound::Ready || request.legs[0].is_none();
     landed && leg.state.compute != Compute::Evicted
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "points that are right by construction")]
+
+    use super::*;
+    use crate::cost::{CostKnot, CostPoints};
+
+    #[test]
+    fn a_table_goes_with_the_last_machine_that_has_it() {
+        let table = |ns| {
+            let knots = vec![CostKnot { at: 1, ns }];
+            let (prefill, decode) = (knots.clone(), knots);
+            let points = CostPoints { prefill, decode, context_ns_per_1024_tokens: 0, pass_tokens_max: 1 };
+            CostTable::new(points).unwrap()
+        };
+        let mut predictor = Predictor::default();
+        for (machine, ns) in [(0, 1), (1, 1), (2, 2)] {
+            predictor.join(machine, Some(&table(ns)));
+        }
+        let kept = [0, 2, 1].map(|machine| {
+            predictor.leave(machine);
+            predictor.tables()
+        });
+        assert_eq!(kept, [2, 1, 0]);
+        predictor.join(5, Some(&table(3)));
+        assert_eq!(
+            (predictor.tables.len(), predictor.costs(5), predictor.costs(0)),
+            (2, Some(&table(3)), None)
+        );
+    }
 }

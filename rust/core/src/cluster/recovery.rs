@@ -61,6 +61,7 @@ impl Cluster {
         }
         self.back_in_session(index);
         self.entry(index).state = MachineState::Lost;
+        self.predictor.leave(index);
         self.enroll(index);
         let closed: Vec<_> = self.closing.keys().filter(|(_, machine)| *machine == index).copied().collect();
         for key in closed {

@@ -6,10 +6,11 @@
 //! its request.
 
 use super::Cluster;
+use super::claims::claimed_arrival;
 use super::machines::Booking;
 use super::requests::{Loss, Request, WatchedLeg};
 use super::sessions::has_prefilled;
-use crate::event::{Arrival, Claim, ClusterAction, Held, Registration};
+use crate::event::{Claim, ClusterAction, Held, Registration};
 use crate::id::{AssignmentSeq, MachineId};
 use crate::leg::{Command, Compute, Inbound, LegState, Outbound};
 use crate::placement::{Mode, Upto};
@@ -39,9 +40,11 @@ impl Cluster {
         opens_at.map_or(self.now, |at| Time::from_ns(at.as_ns().saturating_sub(self.config.grace_ns)))
     }
 
-    /// The request of a claim, made if it is new. `None` where a later attempt of it is known.
+    /// The request of a claim, made if it is new. `None` where a later attempt of it is known, or a later request of its
+    /// name.
     fn adopted_slot(&mut self, claim: &Claim, actions: &mut Vec<ClusterAction>) -> Option<u32> {
         self.arrivals = self.arrivals.max(claim.order.0 + 1);
+        self.forget_earlier(claim, actions);
         let Some(slot) = self.requests.find(claim.key.request) else {
             if self.requests.len() == 0 {
                 self.swept_at = self.now;
@@ -50,8 +53,9 @@ impl Cluster {
             self.counters.adopted += 1;
             return Some(slot);
         };
-        let known = self.requests.get(slot).attempt;
-        if claim.key.attempt < known {
+        let request = self.requests.get(slot);
+        let known = request.attempt;
+        if claim.key.attempt < known || claim.order != request.order {
             return None;
         }
         if claim.key.attempt > known {
@@ -67,6 +71,16 @@ impl Cluster {
         Some(slot)
     }
 
+    /// A name comes again only when the request that had it is over: one that was claimed first, by a machine that has
+    /// not heard of its end, is forgotten.
+    fn forget_earlier(&mut self, claim: &Claim, actions: &mut Vec<ClusterAction>) {
+        let Some(slot) = self.requests.find(claim.key.request) else { return };
+        if self.requests.get(slot).order < claim.order {
+            self.give_up_legs(slot, actions);
+            let _ = self.remove(slot, actions);
+        }
+    }
+
     /// A record of an earlier attempt is one of the request all the same; so is the end of one while nobody has a leg.
     fn takes_late(&mut self, machine: MachineId, claim: &Claim, actions: &mut Vec<ClusterAction>) -> bool {
         let Some(slot) = self.requests.find(claim.key.request) else { return false };
@@ -78,7 +92,6 @@ impl Cluster {
     fn adopt_kept(&mut self, slot: u32, machine: MachineId, claim: &Claim, actions: &mut Vec<ClusterAction>) {
         if self.requests.get(slot).is_run_by(machine) || !self.takes_record(machine, claim, actions) {
             self.dismiss(machine, claim, actions);
-            return;
         }
         let request = self.requests.get(slot);
         if !request.parked && request.legs.iter().all(Option::is_none) {
@@ -141,22 +154,13 @@ impl Cluster {
 
 /// A request as a machine's claim describes it.
 fn adopted(claim: &Claim, accepted_at: Time) -> Request {
-    let (work, terms) = (claim.work, claim.work.terms);
-    let arrival = Arrival {
-        request: claim.key.request,
-        prompt_tokens: work.prompt_tokens - terms.resumed_tokens.min(work.prompt_tokens - 1),
-        max_new_tokens: work.max_new_tokens + terms.resumed_tokens,
-        class: terms.class,
-        priority: terms.priority,
-        resumable: terms.resumable,
-        pin_token: terms.pin_token,
-    };
+    let resumed = claim.work.terms.resumed_tokens;
     Request {
         attempt: claim.key.attempt,
         adopted: true,
-        delivered: terms.resumed_tokens,
-        resumed_from: terms.resumed_tokens,
-        ..Request::new(arrival, claim.order, accepted_at)
+        delivered: resumed,
+        resumed_from: resumed,
+        ..Request::new(claimed_arrival(claim), claim.order, accepted_at)
     }
 }
 

@@ -51,10 +51,11 @@ impl Cluster {
         }
         let known = self.machines.get(machine.index as usize);
         let rejoins = known.is_some_and(|entry| entry.id == machine && entry.state != MachineState::Lost);
-        let follows = known.is_none_or(|entry| machine.incarnation > entry.id.incarnation);
+        let follows = known.is_none_or(|entry| entry.is_followed_by(machine.incarnation));
         if !rejoins && !follows {
             return Err(EventError::MachineTaken(machine));
         }
+        self.check_registration(registration)?;
         if follows {
             self.seat_machine(&registration.join)?;
         }

@@ -119,9 +119,10 @@ fn event(error: &EventError) -> (StatusCode, Option<&'static str>, &'static str)
         EventError::MachineTaken(_) | EventError::StaleCluster(_) | EventError::DuplicateLeg(_) => {
             (StatusCode::CONFLICT, None, "conflict")
         }
-        EventError::EmptyMachine(_) | EventError::EmptySlo { .. } => {
-            (StatusCode::BAD_REQUEST, None, "invalid_value")
-        }
+        EventError::EmptyMachine(_)
+        | EventError::EmptySlo { .. }
+        | EventError::BadClaim { .. }
+        | EventError::BadReport { .. } => (StatusCode::BAD_REQUEST, None, "invalid_value"),
         EventError::TooLarge { .. } => (StatusCode::UNPROCESSABLE_ENTITY, None, "too_large"),
         EventError::NotInPass(_) | EventError::NotRunning { .. } | EventError::Unsupported(_) => {
             (StatusCode::INTERNAL_SERVER_ERROR, None, "internal")

@@ -170,8 +170,11 @@ impl World {
         }
         // The last token of a request that waits ends it.
         self.give(owner, index);
-        let notice = Notice::Progress { key: LegKey { attempt, ..key }, tokens: 1 };
-        if self.rng.chance(500) {
+        let present = LegKey { attempt, ..key };
+        let runs = of.cluster.runs(present, from);
+        let notice = Notice::Progress { key: present, tokens: 1 };
+        // A machine is heard of the legs that it has; for the token of an earlier attempt the gateway speaks.
+        if self.rng.chance(500) && runs {
             self.tell_cluster(host, &ClusterEvent::Notice { from, notice });
         } else {
             self.tell_cluster(host, &ClusterEvent::Fact(notice));
