@@ -204,6 +204,7 @@ def test_wrong_types_are_type_errors():
         ({"retry_interval_s": 0.0}, "retry_interval_s"),
         ({"park_limit_s": float("inf")}, "park_limit_s"),
         ({"rejoin_limit_s": -5.0}, "rejoin_limit_s"),
+        ({"hedge_after_s": 0.0}, "hedge_after_s"),
         ({"grace_s": -1.0}, "grace_s"),
         ({"grace_s": float("nan")}, "grace_s"),
         ({"mixed_hold_s": 1e-12}, "mixed_hold_s"),

@@ -303,6 +303,7 @@ class Cluster:
         retry_interval_s: float = 1.0,
         park_limit_s: float = 30.0,
         rejoin_limit_s: float = 5.0,
+        hedge_after_s: float | None = 0.5,
         lease_s: float | None = None,
         epoch: int = 1,
         grace_s: float = 0.0,
@@ -338,6 +339,8 @@ class Cluster:
             park_limit_s: Level ``"managed"``: seconds that a request may hold blocks on one machine and wait for
                 another, before it is taken back and placed whole.
             rejoin_limit_s: Level ``"managed"``: seconds after which a machine whose session ended counts as lost.
+            hedge_after_s: Level ``"managed"``: seconds without a session after which what a machine has begins its next
+                attempt elsewhere, in case the machine does not come back; None: only when it counts as lost.
             lease_s: Seconds after which a placement that no call touched expires; None never does.
             epoch: Which cluster of its service it is, 0 to 2^32 - 1: one more than the last after a restart. Machines
                 refuse commands of an older one.
@@ -387,6 +390,17 @@ class Cluster:
 
     def drain_machine(self, name: str, now_ns: int | None = None) -> None:
         """Give the machine no more requests; those it has go on.
+
+        Args:
+            name: The machine.
+            now_ns: Time of the call in nanoseconds.
+
+        Raises:
+            UnknownIdError: If there is no such machine.
+        """
+
+    def undrain_machine(self, name: str, now_ns: int | None = None) -> None:
+        """Give the machine requests again: takes a drain back.
 
         Args:
             name: The machine.

@@ -25,6 +25,9 @@ def serve(
     workers: Annotated[str, _model("ADDR", "Where workers connect: host:port, or unix:/path.")] = "127.0.0.1:8091",
     grace_s: Annotated[float, _model("S", "For workers of an earlier service to come back, after the start.")] = 5.0,
     rejoin_limit_s: Annotated[float, _model("S", "For a worker whose session broke to come back.")] = 5.0,
+    hedge_after_s: Annotated[
+        float, _model("S", "Without a session, until a worker's requests go on elsewhere; 0: when it is lost.")
+    ] = 0.5,
     reattach_s: Annotated[float, _model("S", "For clients to come back to a request.")] = 60.0,
     tls_cert: Annotated[Path | None, _service("FILE", "Certificate chain in PEM: speak TLS, with workers too.")] = None,
     tls_key: Annotated[Path | None, _service("FILE", "Private key of the certificate in PEM.")] = None,

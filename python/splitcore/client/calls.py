@@ -140,6 +140,10 @@ def drain(name: str) -> Call[bool]:
     return Call("POST", f"/v1/machines/{quote(name, safe='')}/drain", _field("draining", bool))
 
 
+def undrain(name: str) -> Call[bool]:
+    return Call("POST", f"/v1/machines/{quote(name, safe='')}/undrain", _field("draining", bool))
+
+
 def lose(name: str) -> Call[results.Lost]:
     return Call("DELETE", f"/v1/machines/{quote(name, safe='')}", _json(results.Lost))
 

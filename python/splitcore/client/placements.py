@@ -201,6 +201,20 @@ class PlacementClient:
         """
         return self._do(calls.drain(machine))
 
+    def undrain(self, machine: str) -> bool:
+        """Give a machine work again: takes a drain back.
+
+        Args:
+            machine: Its name.
+
+        Returns:
+            Whether it still drains: a machine that is leaving does.
+
+        Raises:
+            ServiceError: If it is not here.
+        """
+        return self._do(calls.undrain(machine))
+
     def lose(self, machine: str) -> results.Lost:
         """Say that a machine is gone; its name may join again.
 

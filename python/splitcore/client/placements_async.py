@@ -202,6 +202,20 @@ class AsyncPlacementClient:
         """
         return await self._do(calls.drain(machine))
 
+    async def undrain(self, machine: str) -> bool:
+        """Give a machine work again: takes a drain back.
+
+        Args:
+            machine: Its name.
+
+        Returns:
+            Whether it still drains: a machine that is leaving does.
+
+        Raises:
+            ServiceError: If it is not here.
+        """
+        return await self._do(calls.undrain(machine))
+
     async def lose(self, machine: str) -> results.Lost:
         """Say that a machine is gone; its name may join again.
 

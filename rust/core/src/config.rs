@@ -166,6 +166,10 @@ pub struct ClusterConfig {
     pub park_limit_ns: u64,
     /// A machine whose session ended is lost when it is not back within this time.
     pub rejoin_limit_ns: u64,
+    /// `Managed` only: after this long without a session, what a machine has begins its next attempt elsewhere, in case
+    /// the machine is not back within `rejoin_limit_ns`. `None`: only when it is lost.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub hedge_after_ns: Option<u64>,
     /// Which Cluster of this service it is: one more than the last, so that machines refuse the last.
     pub epoch: Epoch,
     /// After a restart, the time from the first event on in which machines register what they hold. Nothing new is
@@ -206,6 +210,7 @@ impl Default for ClusterConfig {
             retry_interval_ns: SECOND_NS,
             park_limit_ns: 30 * SECOND_NS,
             rejoin_limit_ns: 5 * SECOND_NS,
+            hedge_after_ns: Some(SECOND_NS / 2),
             epoch: Epoch(1),
             grace_ns: 0,
             lease_ns: None,
@@ -338,6 +343,7 @@ impl ClusterConfig {
         require(self.retry_interval_ns > 0, "retry_interval_ns", "at least 1", self.retry_interval_ns)?;
         require(self.park_limit_ns > 0, "park_limit_ns", "at least 1", self.park_limit_ns)?;
         require(self.rejoin_limit_ns > 0, "rejoin_limit_ns", "at least 1", self.rejoin_limit_ns)?;
+        require(self.hedge_after_ns != Some(0), "hedge_after_ns", "at least 1", 0_u64)?;
         require(self.lease_ns != Some(0), "lease_ns", "at least 1", 0_u64)?;
         require(
             self.lease_ns.is_none() || self.level == Level::External,

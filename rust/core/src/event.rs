@@ -175,6 +175,17 @@ pub enum ClusterEvent {
         /// Which.
         machine: MachineId,
     },
+    /// A machine takes new work again; takes a [`ClusterEvent::Drain`] back.
+    Undrain {
+        /// Which.
+        machine: MachineId,
+    },
+    /// A machine is to be stopped: it takes no new work, and what it has goes on elsewhere at once. It may go with
+    /// [`ClusterAction::Drained`], and is lost with the end of its session.
+    Leave {
+        /// Which.
+        machine: MachineId,
+    },
     /// A machine is gone. What it held is placed again.
     Lose {
         /// Which.

@@ -5,13 +5,14 @@
 mod kit;
 
 use kit::*;
+use splitcore_core::cluster::MachineState;
 use splitcore_core::config::{ClusterConfig, MachineConfig};
 use splitcore_core::error::Applied;
 use splitcore_core::event::{
     Arrival, Claim, ClusterAction, ClusterEvent, Held, Join, MachineAction, MachineEvent, Registration, Role,
 };
 use splitcore_core::id::{AssignmentSeq, LegKey, Order, RequestId};
-use splitcore_core::leg::{Command, LegState, Notice, Peer, Work};
+use splitcore_core::leg::{Command, Compute, LegState, Notice, Peer, Work};
 use splitcore_core::placement::Mode;
 
 const HERE: Held = Held::Leg { state: LegState::QUEUED, mode: None };
@@ -218,4 +219,182 @@ fn a_destination_says_again_to_its_source_what_that_may_have_missed() {
     assert_eq!(again, expected.map(|message| (id(1), message)));
     bench.act(&MachineEvent::PeerLost { machine: id(1) });
     assert!(peers(&bench.act(&MachineEvent::PeerReset { machine: id(1) })).is_empty(), "it is lost");
+}
+
+/// The session of a machine breaks, and the time comes at which its streams go on elsewhere.
+fn hedge(head: &mut Head, machine: u32) -> Vec<(u32, Command)> {
+    head.act(&ClusterEvent::Disconnect { machine: id(machine) });
+    assert!(commands(&head.tick_at(head.now_ns + HEDGE_NS - 1)).is_empty(), "too early");
+    commands(&head.tick_at(head.now_ns + 1))
+}
+
+const HEDGE_NS: u64 = 1_000_000;
+
+fn hedging(attempts_max: u32) -> ClusterConfig {
+    ClusterConfig { hedge_after_ns: Some(HEDGE_NS), attempts_max, ..ClusterConfig::default() }
+}
+
+/// A machine is back, with these claims.
+fn again(head: &mut Head, machine: u32, seen: u64, claims: Vec<Claim>) -> Vec<(u32, Command)> {
+    let (speed_weight, link, costs) = (1, None, None);
+    let role = head.cluster.load(machine).unwrap().home;
+    let join = Join { machine: id(machine), role, kv_capacity_tokens: 10_000, speed_weight, link, costs };
+    let epoch = head.cluster.epoch();
+    commands(&head.act(&ClusterEvent::Register(Registration { join, epoch, report: report(seen), claims })))
+}
+
+/// A request decodes on machine 0, its client has three tokens, and the session breaks: its next attempt is on machine 1.
+fn hedged(attempts_max: u32) -> Head {
+    let mut head = Head::new(hedging(attempts_max), &[Role::Mixed, Role::Mixed]);
+    head.place(1, 10, 10);
+    head.prefill_done(0, 1);
+    head.notice(0, Notice::Progress { key: key(1), tokens: 3 });
+    let told = hedge(&mut head, 0);
+    let next = told.iter().find_map(|&(to, command)| match command {
+        Command::Compute { key, work, .. } => Some((to, key, work.prompt_tokens, work.terms.resumed_tokens)),
+        _ => None,
+    });
+    assert_eq!(next, Some((1, key_at(1, 2), 13, 3)), "{told:?}");
+    head
+}
+
+const DECODES: Held =
+    Held::Leg { state: LegState { compute: Compute::Decoding, ..LegState::QUEUED }, mode: None };
+
+#[test]
+fn a_stream_goes_on_soon_after_its_session_broke_and_its_machine_takes_it_up_again_if_it_is_ahead() {
+    let mut head = hedged(4);
+    let told =
+        again(&mut head, 0, 9, vec![claim(key(1), 0, Work { max_new_tokens: 10, ..whole(10) }, DECODES)]);
+    let abort = (1, Command::Abort { key: key_at(1, 2) });
+    let confirm = (0, Command::Confirm { key: key(1), delivered: 3 });
+    assert!(told.contains(&abort) && told.contains(&confirm), "{told:?}");
+    assert_eq!(head.cluster.attempt(RequestId(1)).unwrap().0, 1);
+    assert_eq!((head.cluster.load(0).unwrap().legs, head.cluster.load(1).unwrap().legs), (1, 0));
+    // It goes on as if nothing had been; what the other may still say is late.
+    let late = Notice::PrefillDone { key: key_at(1, 2), sampled: true };
+    assert_eq!(head.handle(&ClusterEvent::Notice { from: id(1), notice: late }).0, Ok(Applied::Late));
+    head.notice(0, Notice::Progress { key: key(1), tokens: 1 });
+    // The name of the attempt that was given up is not given again.
+    head.released(1, key_at(1, 2), 99);
+    let told = hedge(&mut head, 0);
+    assert!(
+        told.iter()
+            .any(|(to, command)| *to == 1
+                && matches!(command, Command::Compute { key, .. } if key.attempt.0 == 3)),
+        "{told:?}"
+    );
+    assert_eq!(head.cluster.counters().faults, 0, "a lost session is no fault");
+}
+
+#[test]
+fn a_leg_is_given_up_where_the_next_attempt_is_ahead() {
+    let own = |held| vec![claim(key(1), 0, Work { max_new_tokens: 10, ..whole(10) }, held)];
+    let queued = Held::Leg { state: LegState::QUEUED, mode: None };
+    let evicted = Held::Leg { state: LegState { compute: Compute::Evicted, ..LegState::QUEUED }, mode: None };
+    // Whether the next attempt has its prompt, and the client a token of it; what the machine has; whether that wins.
+    let cases = [
+        (false, false, DECODES, true),
+        (false, false, queued, true),
+        (true, false, DECODES, true),
+        (true, false, queued, false),
+        (true, false, evicted, false),
+        (true, true, DECODES, false),
+        (false, false, Held::Closing, false),
+    ];
+    for (prefilled, given, held, wins) in cases {
+        let mut head = hedged(4);
+        if prefilled {
+            head.notice(1, Notice::PrefillDone { key: key_at(1, 2), sampled: true });
+        }
+        if given {
+            head.notice(1, Notice::Progress { key: key_at(1, 2), tokens: 1 });
+        }
+        let told = again(&mut head, 0, 9, own(held));
+        let loser = if wins {
+            (1, Command::Abort { key: key_at(1, 2) })
+        } else {
+            (0, Command::Abort { key: key(1) })
+        };
+        assert!(told.contains(&loser), "{prefilled} {given} {held:?}: {told:?}");
+        assert_eq!(head.cluster.attempt(RequestId(1)).unwrap().0, if wins { 1 } else { 2 });
+    }
+}
+
+#[test]
+fn a_machine_that_does_not_come_back_was_a_fault_and_the_last_one_waits_for_that() {
+    let mut head = hedged(3);
+    head.tick_at(head.now_ns + 2 * head.cluster.config().rejoin_limit_ns);
+    assert_eq!((head.cluster.counters().faults, head.cluster.live_requests()), (1, 1));
+    head.join(id(2), Role::Mixed, 10_000);
+    // With the second fault of three the request goes on once more; with the third it ends, but not before.
+    head.act(&ClusterEvent::Lose { machine: id(1) });
+    assert_eq!(head.cluster.counters().faults, 2);
+    head.join(id(3), Role::Mixed, 10_000);
+    assert!(hedge(&mut head, 2).is_empty());
+    head.tick_at(head.now_ns + 2 * head.cluster.config().rejoin_limit_ns);
+    assert_eq!((head.cluster.counters().failed, head.cluster.live_requests()), (1, 0));
+}
+
+#[test]
+fn what_cannot_go_on_elsewhere_waits_for_its_machine() {
+    for arrival in [
+        Arrival { resumable: false, ..Arrival::new(1, 10, 10) },
+        Arrival { pin_token: Some(0), ..Arrival::new(1, 10, 10) },
+    ] {
+        let mut head = Head::new(hedging(4), &[Role::Mixed, Role::Mixed]);
+        head.arrive(arrival);
+        assert!(hedge(&mut head, 0).is_empty());
+    }
+    // Nor where there is no other machine: it is tried again until there is one.
+    let mut head = Head::new(hedging(4), &[Role::Mixed]);
+    head.place(1, 10, 10);
+    assert!(hedge(&mut head, 0).is_empty());
+    head.join(id(1), Role::Mixed, 10_000);
+    let told = commands(&head.tick_at(head.now_ns + head.cluster.config().retry_interval_ns));
+    assert!(matches!(told[..], [(1, Command::Compute { .. })]), "{told:?}");
+}
+
+#[test]
+fn a_machine_that_leaves_hands_its_work_over_and_is_gone_with_its_session() {
+    let mut head = Head::new(hedging(4), &[Role::Mixed, Role::Mixed]);
+    head.place(1, 10, 10);
+    head.prefill_done(0, 1);
+    head.notice(0, Notice::Progress { key: key(1), tokens: 3 });
+    let actions = head.act(&ClusterEvent::Leave { machine: id(0) });
+    let told = commands(&actions);
+    assert!(told.contains(&(0, Command::Abort { key: key(1) })), "{told:?}");
+    let next = Command::Compute {
+        key: key_at(1, 2),
+        order: Order(0),
+        work: {
+            let mut work = Work { max_new_tokens: 7, ..whole(13) };
+            work.terms.resumed_tokens = 3;
+            work
+        },
+    };
+    assert!(told.contains(&(1, next)), "{told:?}");
+    assert_eq!(head.handle(&ClusterEvent::Leave { machine: id(0) }).0, Ok(Applied::Late), "said twice");
+    assert_eq!(head.handle(&ClusterEvent::Undrain { machine: id(0) }).0, Ok(Applied::Late), "it goes");
+    let drained = head.released(0, key(1), 99);
+    assert!(drained.contains(&ClusterAction::Drained { machine: id(0) }), "{drained:?}");
+    // No limit runs: it is gone at once.
+    head.act(&ClusterEvent::Disconnect { machine: id(0) });
+    assert_eq!(head.cluster.load(0).unwrap().state, MachineState::Lost);
+    assert_eq!(head.cluster.counters().faults, 0);
+}
+
+#[test]
+fn a_drain_that_is_taken_back_brings_work_again() {
+    let mut head = Head::new(ClusterConfig::default(), &[Role::Mixed]);
+    let undrain = ClusterEvent::Undrain { machine: id(0) };
+    assert_eq!(head.handle(&undrain).0, Ok(Applied::Late), "it is not draining");
+    let drained = vec![ClusterAction::Drained { machine: id(0) }];
+    assert_eq!(head.act(&ClusterEvent::Drain { machine: id(0) }), drained);
+    assert_eq!(head.act(&undrain), Vec::new());
+    head.place(1, 10, 10);
+    // Drained again, it says so again.
+    head.act(&ClusterEvent::Drain { machine: id(0) });
+    head.act(&ClusterEvent::Cancel { request: RequestId(1) });
+    assert_eq!(head.released(0, key(1), 99), drained);
 }

@@ -69,6 +69,10 @@ pub struct Options {
     /// Seconds in which a worker may come back after its session broke, before it counts as lost.
     #[cfg_attr(feature = "cli", arg(long, default_value_t = 5.0, value_name = "S"))]
     pub rejoin_limit_s: f64,
+    /// Seconds without a session after which a worker's requests go on elsewhere, should it not come back; 0: only when
+    /// it counts as lost.
+    #[cfg_attr(feature = "cli", arg(long, default_value_t = 0.5, value_name = "S"))]
+    pub hedge_after_s: f64,
     /// Certificate chain in PEM: speak TLS, with clients and workers.
     #[cfg_attr(feature = "cli", arg(long, value_name = "FILE", requires = "tls_key"))]
     pub tls_cert: Option<PathBuf>,
@@ -186,6 +190,7 @@ impl Default for Options {
             grace_s: 5.0,
             reattach_s: 60.0,
             rejoin_limit_s: 5.0,
+            hedge_after_s: 0.5,
             tls_cert: None,
             tls_key: None,
             drain_s: 30.0,
@@ -327,6 +332,7 @@ impl Options {
             epoch: if managed { life() } else { Epoch(1) },
             grace_ns: if managed { grace_ns } else { 0 },
             rejoin_limit_ns: nanoseconds("rejoin_limit_s", self.rejoin_limit_s)?,
+            hedge_after_ns: nonzero(nanoseconds("hedge_after_s", self.hedge_after_s)?),
             policy: self.policy,
             prompt_pending_tokens_max: self.prompt_pending_tokens_max,
             kv_fill_max_permille: permille("kv_fill_max", self.kv_fill_max)?,

@@ -211,6 +211,14 @@ impl State {
         Ok(())
     }
 
+    pub(crate) fn undrain_machine(&mut self, name: &str, now_ns: Option<u64>) -> Result<(), Fault> {
+        let machine = self.machine(name)?;
+        let now = self.begin(now_ns)?;
+        let _ = self.handle(now, &ClusterEvent::Undrain { machine })?;
+        self.keep(None);
+        Ok(())
+    }
+
     pub(crate) fn lose_machine(&mut self, name: &str, now_ns: Option<u64>) -> Result<Recovered, Fault> {
         let machine = self.machine(name)?;
         let now = self.begin(now_ns)?;

@@ -105,6 +105,7 @@ impl Cluster {
         retry_interval_s = 1.0,
         park_limit_s = 30.0,
         rejoin_limit_s = 5.0,
+        hedge_after_s = 0.5,
         lease_s = None,
         epoch = 1,
         grace_s = 0.0,
@@ -133,6 +134,7 @@ impl Cluster {
         retry_interval_s: f64,
         park_limit_s: f64,
         rejoin_limit_s: f64,
+        hedge_after_s: Option<f64>,
         lease_s: Option<f64>,
         epoch: u32,
         grace_s: f64,
@@ -164,6 +166,7 @@ impl Cluster {
             retry_interval_ns: seconds("retry_interval_s", retry_interval_s)?,
             park_limit_ns: seconds("park_limit_s", park_limit_s)?,
             rejoin_limit_ns: seconds("rejoin_limit_s", rejoin_limit_s)?,
+            hedge_after_ns: hedge_after_s.map(|given| seconds("hedge_after_s", given)).transpose()?,
             lease_ns: lease_s.map(|given| seconds("lease_s", given)).transpose()?,
             epoch: Epoch(epoch),
             grace_ns: errors::nanoseconds_or_none(py, "grace_s", grace_s)?,
@@ -231,6 +234,12 @@ impl Cluster {
     #[pyo3(signature = (name, now_ns = None))]
     fn drain_machine(&self, py: Python<'_>, name: &str, now_ns: Option<u64>) -> PyResult<()> {
         self.with(py, |state| state.drain_machine(name, now_ns))
+    }
+
+    /// Give the machine requests again: takes a drain back.
+    #[pyo3(signature = (name, now_ns = None))]
+    fn undrain_machine(&self, py: Python<'_>, name: &str, now_ns: Option<u64>) -> PyResult<()> {
+        self.with(py, |state| state.undrain_machine(name, now_ns))
     }
 
     /// Take the machine out and place its requests again.

@@ -198,7 +198,10 @@ impl Setup {
 }
 
 fn cluster(rng: &mut Rng, seed: u64) -> ClusterConfig {
+    // A draw of its own: a world that hedges is otherwise the one it was.
+    let hedge_after_ns = Rng(!seed).pick(&[None, Some(500), Some(5_000), Some(50_000)]);
     ClusterConfig {
+        hedge_after_ns,
         level: Level::Managed,
         policy: rng.pick(&PolicyKind::ALL).0,
         prompt_pending_tokens_max: rng.pick(&[1, 16, 100, 8192]),

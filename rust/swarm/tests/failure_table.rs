@@ -36,6 +36,12 @@ fn waits() -> String {
             "it is lost; what it held is placed again",
         ),
         (
+            "the streams of a machine without a session",
+            "Cluster `hedge_after_ns`",
+            limit(cluster.hedge_after_ns),
+            "their next attempts begin elsewhere; the machine that is back in time goes on with those that it is ahead with",
+        ),
+        (
             "a restarted Cluster for its machines",
             "Cluster `grace_ns`",
             duration(cluster.grace_ns),

@@ -366,7 +366,7 @@ impl Cluster {
         if managed && leg.booking.sent {
             entry.closing += 1;
             let seq = self.command(machine, None, Command::Abort { key }, actions);
-            let closing = Closing { booking: leg.booking, seq };
+            let closing = Closing { booking: leg.booking, seq, hedged: None };
             if let Some(before) = self.closing.insert((key, machine.index), closing) {
                 // The machine had begun to drop it of its own accord.
                 let entry = self.entry(machine.index);

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use crate::event::{Join, Link, Role};
-use crate::id::{AssignmentSeq, MachineId};
+use crate::id::{AssignmentSeq, MachineId, Order};
 use crate::leg::Report;
 use crate::time::Time;
 
@@ -45,6 +45,10 @@ pub(crate) struct Booking {
 pub(crate) struct Closing {
     pub(crate) booking: Booking,
     pub(crate) seq: AssignmentSeq,
+    /// Of a leg whose request has moved away because its machine had no session: the request's place in line. The leg
+    /// may be taken up again.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub(crate) hedged: Option<Order>,
 }
 
 /// A machine as the Cluster books it. What every placement touches comes first and fills one cache line: with
@@ -90,6 +94,12 @@ pub(crate) struct MachineEntry {
     pub(crate) drained: bool,
     /// Since when it has no session.
     pub(crate) away_since: Option<Time>,
+    /// It is to be stopped: when it holds nothing, or its session ends, it is gone.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub(crate) leaves: bool,
+    /// When its requests move away from it.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub(crate) moves_at: Option<Time>,
 }
 
 impl MachineEntry {
@@ -111,6 +121,8 @@ impl MachineEntry {
             drained: false,
             pooled: false,
             away_since: None,
+            leaves: false,
+            moves_at: None,
             unsent_kv: 0,
             later: VecDeque::new(),
             later_kv: 0,

@@ -13,6 +13,7 @@ mod copies;
 mod facts;
 mod load_index;
 mod machines;
+mod moving;
 mod placing;
 mod policies;
 mod pools;
@@ -121,6 +122,9 @@ pub struct Cluster {
     held_in_mixed: BTreeSet<(Time, u32)>,
     /// Machines without a session by the time they are lost.
     away: BTreeSet<(Time, u32)>,
+    /// Machines whose requests go on elsewhere, by when they are to.
+    #[cfg_attr(feature = "serde", serde(default))]
+    moving: BTreeSet<(Time, u32)>,
     /// After a restart: when the time in which machines register ends.
     opens_at: Option<Time>,
     /// What has ended since the restart: a machine that registers late may still claim it.
@@ -155,6 +159,7 @@ impl Cluster {
             leases: BTreeSet::new(),
             held_in_mixed: BTreeSet::new(),
             away: BTreeSet::new(),
+            moving: BTreeSet::new(),
             // From the first event on.
             opens_at: (config.grace_ns > 0).then_some(Time::MAX),
             ended_in_grace: BTreeSet::new(),
@@ -187,8 +192,10 @@ impl Cluster {
             ClusterEvent::Cancel { request } => Ok(self.cancel(request, actions)),
             ClusterEvent::Join(ref join) => self.join(join, actions),
             ClusterEvent::Register(ref registration) => self.register(registration, actions),
-            ClusterEvent::Disconnect { machine } => self.disconnect(machine),
+            ClusterEvent::Disconnect { machine } => self.disconnect(machine, actions),
             ClusterEvent::Drain { machine } => self.drain(machine, actions),
+            ClusterEvent::Undrain { machine } => self.undrain(machine, actions),
+            ClusterEvent::Leave { machine } => self.depart(machine, actions),
             ClusterEvent::Lose { machine } => self.lose(machine, actions),
             ClusterEvent::Notice { from, ref notice } => self.notice(from, notice, actions),
             ClusterEvent::Fact(ref notice) => Ok(self.fact(None, notice, actions)),
@@ -331,6 +338,7 @@ impl Cluster {
             if self.is_managed() && self.requests.len() > 0 {
                 due = Time::earliest(due, Some(self.swept_at.after(self.config.park_limit_ns)));
             }
+            due = Time::earliest(due, self.moving.first().map(|&(due, _)| due));
         }
         for line in [&self.leases, &self.held_in_mixed, &self.away] {
             due = Time::earliest(due, line.first().map(|&(due, _)| due));

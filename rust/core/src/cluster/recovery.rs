@@ -60,12 +60,16 @@ impl Cluster {
             return;
         }
         self.back_in_session(index);
+        self.moves_at(index, None);
         self.entry(index).state = MachineState::Lost;
         self.predictor.leave(index);
         self.enroll(index);
         let closed: Vec<_> = self.closing.keys().filter(|(_, machine)| *machine == index).copied().collect();
         for key in closed {
-            if let Some(Closing { booking, .. }) = self.closing.remove(&key) {
+            if let Some(Closing { booking, hedged, .. }) = self.closing.remove(&key) {
+                if let Some(order) = hedged {
+                    self.count_hedged(key.0.request, order);
+                }
                 let entry = self.entry(index);
                 entry.closing -= 1;
                 entry.free_kv(&booking);
@@ -137,24 +141,19 @@ impl Cluster {
 
     /// The KV is at the source, and what was to take it cannot: another destination, or a wait for one.
     pub(super) fn send_elsewhere(&mut self, slot: u32, actions: &mut Vec<ClusterAction>) {
-        let Some(second) = self.requests.get(slot).legs[1] else { return };
+        if self.requests.get(slot).legs[1].is_none() {
+            return;
+        }
         if self.count_fault(slot) {
             self.fail(slot, Outcome::AttemptsMax, actions);
             return;
         }
-        self.give_up(slot, 1, actions);
         self.counters.resent += 1;
         let now = self.now;
         let request = self.requests.get_mut(slot);
-        request.legs[1] = Some(second.unseated());
         request.moved_at = now;
         request.refused_by.clear();
-        let waits = (request.order, slot);
-        self.unreserved.insert(waits);
-        if self.place_second(slot, actions) {
-            self.unreserved.remove(&waits);
-        }
-        self.cover(slot, actions);
+        self.reserve_elsewhere(slot, actions);
     }
 
     /// A request has lost its placement: a new attempt, with what the client has as part of its prompt.
@@ -270,21 +269,25 @@ impl Cluster {
         let legs = self.requests.get(slot).legs;
         match (at, legs) {
             (0, [Some(first), Some(_)]) if !first.booking.decodes => self.handed_over(slot, None, actions),
-            (1, [Some(_), Some(second)]) if !second.is_ready() => {
-                // It may still be dropped there: until the machine answers, its name is not used again there.
-                self.give_up(slot, 1, actions);
-                let request = self.requests.get_mut(slot);
-                request.legs[1] = Some(second.unseated());
-                let waits = (request.order, slot);
-                self.unreserved.insert(waits);
-                if self.place_second(slot, actions) {
-                    self.unreserved.remove(&waits);
-                }
-                self.cover(slot, actions);
-            }
+            (1, [Some(_), Some(second)]) if !second.is_ready() => self.reserve_elsewhere(slot, actions),
             _ => self.fault(slot, actions),
         }
         Applied::Yes
+    }
+
+    /// Another destination for KV that is at its source. The leg may still be dropped where it was: until the machine
+    /// answers, its name is not used again there.
+    pub(super) fn reserve_elsewhere(&mut self, slot: u32, actions: &mut Vec<ClusterAction>) {
+        let Some(second) = self.requests.get(slot).legs[1] else { return };
+        self.give_up(slot, 1, actions);
+        let request = self.requests.get_mut(slot);
+        request.legs[1] = Some(second.unseated());
+        let waits = (request.order, slot);
+        self.unreserved.insert(waits);
+        if self.place_second(slot, actions) {
+            self.unreserved.remove(&waits);
+        }
+        self.cover(slot, actions);
     }
 
     /// A machine has dropped a leg that we did not give up: it had been without a Cluster for too long.

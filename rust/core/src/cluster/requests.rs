@@ -63,6 +63,11 @@ pub(crate) struct Keeper {
     pub(crate) attempt: Attempt,
 }
 
+#[cfg(feature = "serde")]
+fn none_made() -> Attempt {
+    Attempt(0)
+}
+
 /// Machines that know a request, if there are as many: one can be lost together with the Cluster.
 pub(crate) const COPIES: usize = 2;
 
@@ -74,6 +79,9 @@ pub(crate) struct Request {
     pub(crate) order: Order,
     pub(crate) accepted_at: Time,
     pub(crate) attempt: Attempt,
+    /// The last one that was made, where that is a later one.
+    #[cfg_attr(feature = "serde", serde(default = "none_made"))]
+    pub(crate) attempts_made: Attempt,
     /// An earlier Cluster made this attempt, and may have made later ones.
     pub(crate) adopted: bool,
     pub(crate) faults: u32,
@@ -106,6 +114,7 @@ impl Request {
             order,
             accepted_at,
             attempt: Attempt(1),
+            attempts_made: Attempt(0),
             adopted: false,
             faults: 0,
             delivered: 0,
@@ -151,7 +160,8 @@ impl Request {
     /// Another attempt, whose name is nobody else's.
     pub(crate) fn begin_attempt(&mut self) {
         let adopted = std::mem::take(&mut self.adopted);
-        self.attempt = if adopted { self.attempt.after_restart() } else { self.attempt.next() };
+        let last = self.attempt.max(self.attempts_made);
+        self.attempt = if adopted { last.after_restart() } else { last.next() };
     }
 
     pub(crate) fn key(&self) -> LegKey {

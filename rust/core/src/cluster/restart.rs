@@ -165,7 +165,7 @@ fn adopted(claim: &Claim, accepted_at: Time) -> Request {
 }
 
 /// A claimed leg as the Cluster watches it: with the books of one that has yet to run, as far as it does not say more.
-fn claimed_leg(machine: MachineId, claim: &Claim) -> WatchedLeg {
+pub(super) fn claimed_leg(machine: MachineId, claim: &Claim) -> WatchedLeg {
     let work = claim.work;
     let (state, mode) = if let Held::Leg { state, mode } = claim.held {
         (state, mode)

@@ -152,6 +152,7 @@ impl Cluster {
         if self.opens_at.is_some_and(|due| due <= self.now) {
             self.open(actions);
         }
+        self.move_due(actions);
         while let Some(&(due, machine)) = self.held_in_mixed.first().filter(|(due, _)| *due <= self.now) {
             self.held_in_mixed.remove(&(due, machine));
             self.go_home(machine, actions);

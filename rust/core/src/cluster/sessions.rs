@@ -17,15 +17,25 @@ use crate::leg::{Command, Compute, Report};
 const MACHINES_MAX: u32 = 1 << 20;
 
 impl Cluster {
-    pub(super) fn disconnect(&mut self, machine: MachineId) -> Result<Applied, EventError> {
+    pub(super) fn disconnect(
+        &mut self,
+        machine: MachineId,
+        actions: &mut Vec<ClusterAction>,
+    ) -> Result<Applied, EventError> {
         let Some(index) = self.live(machine)? else { return Ok(self.late()) };
         let now = self.now;
         let entry = self.entry(index);
         if entry.away_since.is_some() {
             return Ok(self.late());
         }
+        if entry.leaves {
+            return self.lose(machine, actions);
+        }
         entry.away_since = Some(now);
         self.away.insert((now.after(self.config.rejoin_limit_ns), index));
+        if let Some(hedge_after_ns) = self.config.hedge_after_ns.filter(|_| self.is_managed()) {
+            self.moves_at(index, Some(now.after(hedge_after_ns)));
+        }
         self.enroll(index);
         Ok(Applied::Yes)
     }
@@ -33,6 +43,7 @@ impl Cluster {
     pub(super) fn back_in_session(&mut self, index: u32) {
         if let Some(since) = self.entry(index).away_since.take() {
             self.away.remove(&(since.after(self.config.rejoin_limit_ns), index));
+            self.moves_at(index, None);
         }
     }
 
@@ -91,6 +102,7 @@ impl Cluster {
         self.back_in_session(machine.index);
         self.enroll(machine.index);
         self.refresh(machine.index);
+        self.take_up_again(registration, actions);
         let runs = |claim: &&Claim| matches!(claim.held, Held::Leg { .. } | Held::Finished);
         let here = registration.claims.iter().filter(runs).filter(|claim| self.is_live_on(claim, machine));
         let here: BTreeSet<LegKey> = here.map(|claim| claim.key).collect();
@@ -216,7 +228,7 @@ impl Cluster {
             if registration.claims.iter().any(is_it) {
                 // Also where it is being dropped: what it says of that before it hears of this session goes nowhere.
                 let seq = self.command(machine, None, Command::Abort { key }, actions);
-                self.closing.insert((key, machine.index), Closing { seq, ..closing });
+                self.closing.insert((key, machine.index), Closing { seq, hedged: None, ..closing });
             } else {
                 self.closing.remove(&(key, machine.index));
                 self.close(machine.index, &closing.booking, actions);
@@ -234,7 +246,7 @@ impl Cluster {
         let seq = self.command(machine, None, Command::Abort { key }, actions);
         // Its KV is in the machine's reports, not in our bookings.
         let booking = Booking { sent: true, ..Booking::default() };
-        if self.closing.insert((key, machine.index), Closing { booking, seq }).is_none() {
+        if self.closing.insert((key, machine.index), Closing { booking, seq, hedged: None }).is_none() {
             self.entry(machine.index).closing += 1;
         }
     }

@@ -130,7 +130,8 @@ fn a_machine_back_in_time_is_not_lost() {
     scene.rig.paused.clear();
     assert_eq!(scene.rig.register(0), Ok(()));
     scene.rig.wait_ns(1);
-    assert_eq!((scene.books().attempt, scene.books().faults), (1, 0));
+    // Its request has gone on elsewhere meanwhile, and is ahead there.
+    assert_eq!((scene.books().attempt, scene.books().faults), (2, 0));
     scene.heal();
 }
 

@@ -88,6 +88,7 @@ pub(crate) fn config(draws: &mut Draws<'_>) -> ClusterConfig {
         retry_interval_ns: 20,
         park_limit_ns: 80,
         rejoin_limit_ns: 50,
+        hedge_after_ns: draws.pick(&[None, Some(10)]),
         lease_ns: external.then_some(100),
         ..ClusterConfig::default()
     }
@@ -262,6 +263,8 @@ pub(crate) fn event(cluster: &Cluster, draws: &mut Draws<'_>) -> ClusterEvent {
         6..=9 => registration(cluster, draws),
         10 => ClusterEvent::Disconnect { machine: machine(cluster, draws) },
         11 if draws.one_in(2) => ClusterEvent::Drain { machine: machine(cluster, draws) },
+        11 if draws.one_in(3) => ClusterEvent::Undrain { machine: machine(cluster, draws) },
+        11 if draws.one_in(3) => ClusterEvent::Leave { machine: machine(cluster, draws) },
         11 if draws.one_in(2) => ClusterEvent::Lose { machine: machine(cluster, draws) },
         12 if draws.one_in(2) => ClusterEvent::Renew { request: RequestId(draws.long_number(REQUESTS)) },
         12 => {
@@ -314,7 +317,10 @@ pub(crate) fn apply(cluster: &mut Cluster, now: u64, event: &ClusterEvent) {
     let Some(key) = about(notice).filter(|&key| !before.runs(key, *from)) else { return };
     // That a leg which was given up has let go is heard, and concerns no request.
     let answers = matches!(notice, Notice::Released { .. });
-    assert!(applied != Ok(Applied::Yes) || answers, "{from:?} was not given {key:?}, and is heard: {event:?}");
+    assert!(
+        applied != Ok(Applied::Yes) || answers,
+        "{from:?} was not given {key:?}, and is heard: {event:?}"
+    );
     let known = |cluster: &Cluster| (cluster.delivered(key.request), cluster.attempt(key.request).is_some());
     assert_eq!(known(cluster), known(&before), "{event:?}");
 }

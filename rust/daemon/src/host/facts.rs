@@ -88,10 +88,22 @@ impl Host {
     /// # Errors
     /// [`Fault::UnknownMachine`].
     pub fn drain(&self, name: &str) -> Result<(), Fault> {
+        self.tell_machine(name, |machine| ClusterEvent::Drain { machine })
+    }
+
+    /// Gives a machine requests again.
+    ///
+    /// # Errors
+    /// [`Fault::UnknownMachine`].
+    pub fn undrain(&self, name: &str) -> Result<(), Fault> {
+        self.tell_machine(name, |machine| ClusterEvent::Undrain { machine })
+    }
+
+    fn tell_machine(&self, name: &str, event: impl FnOnce(MachineId) -> ClusterEvent) -> Result<(), Fault> {
         self.with(|state| {
-            let machine = state.machine(name)?;
+            let event = event(state.machine(name)?);
             let now = state.begin()?;
-            let _ = state.handle(now, &ClusterEvent::Drain { machine })?;
+            let _ = state.handle(now, &event)?;
             state.keep(None);
             Ok(())
         })

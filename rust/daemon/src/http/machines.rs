@@ -196,6 +196,14 @@ pub(super) async fn drain(State(app): State<Arc<App>>, name: Name) -> Answer {
     Ok(answer(StatusCode::OK, &Draining { draining: true }))
 }
 
+/// `POST /v1/machines/{name}/undrain`.
+pub(super) async fn undrain(State(app): State<Arc<App>>, name: Name) -> Answer {
+    let name = machine_name(name)?;
+    app.host.undrain(&name)?;
+    tracing::info!(machine = name, "takes work again");
+    Ok(answer(StatusCode::OK, &Draining { draining: false }))
+}
+
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ReportsBody {

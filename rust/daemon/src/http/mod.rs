@@ -70,6 +70,7 @@ fn routes() -> Routes {
         ("/v1/machines", get(machines::list).post(machines::join)),
         ("/v1/machines/{name}", delete(machines::lose)),
         ("/v1/machines/{name}/drain", post(machines::drain)),
+        ("/v1/machines/{name}/undrain", post(machines::undrain)),
         ("/v1/reports", post(machines::report)),
         ("/v1/classes/{class}", put(machines::set_slo)),
         ("/v1/completions", post(openai::completions)),

@@ -168,10 +168,10 @@ impl World {
             assert!(!current, "token {} of {key:?} was lost: {index} comes next", delivered + 1);
             return;
         }
-        // The last token of a request that waits ends it.
-        self.give(owner, index);
         let present = LegKey { attempt, ..key };
         let runs = of.cluster.runs(present, from);
+        // The last token of a request that waits ends it.
+        self.give(owner, index);
         let notice = Notice::Progress { key: present, tokens: 1 };
         // A machine is heard of the legs that it has; for the token of an earlier attempt the gateway speaks.
         if self.rng.chance(500) && runs {

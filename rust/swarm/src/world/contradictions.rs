@@ -1,6 +1,6 @@
 //! Events that contradict what is known: each must be an error, and must change nothing.
 
-use splitcore_core::cluster::Cluster;
+use splitcore_core::cluster::{Cluster, MachineState};
 use splitcore_core::error::Applied;
 use splitcore_core::event::{Arrival, ClusterEvent, Held, Join, MachineEvent, Registration};
 use splitcore_core::id::{AssignmentSeq, Attempt, Epoch, LegKey, MachineId, Order, RequestId};
@@ -111,7 +111,10 @@ fn against_cluster(cluster: &Cluster, live: Option<RequestId>, draw: u64) -> Opt
             ClusterEvent::Register(Registration { epoch, ..registration(join) })
         }
         6 => {
-            let older = MachineId { index: 0, incarnation: known?.incarnation.checked_sub(1)? };
+            // A place whose machine is lost is open to any other incarnation, but not to that one.
+            let lost = cluster.load(0).is_some_and(|load| load.state == MachineState::Lost);
+            let before = known?.incarnation.checked_sub(u32::from(!lost))?;
+            let older = MachineId { index: 0, incarnation: before };
             ClusterEvent::Register(registration(Join { machine: older, ..join }))
         }
         7 => ClusterEvent::Register(registration(Join { kv_capacity_tokens: 0, ..join })),

@@ -190,7 +190,8 @@ impl World {
         if self.hosts[host].cluster.load(id.index).is_some_and(|load| load.state != lost) {
             self.hosts[host].drains.insert(id);
         }
-        self.tell_cluster(host, &ClusterEvent::Drain { machine: id });
+        let event = going(id, leaves_after_ns);
+        self.tell_cluster(host, &event);
         true
     }
 
@@ -302,4 +303,9 @@ impl World {
         }
         self.wires.retain(|_, wire: &mut VecDeque<Message>| !wire.is_empty());
     }
+}
+
+/// How a machine says that it takes no more work: one that goes at once has its work go on elsewhere.
+pub(super) fn going(machine: MachineId, leaves_after_ns: u64) -> ClusterEvent {
+    if leaves_after_ns == 0 { ClusterEvent::Leave { machine } } else { ClusterEvent::Drain { machine } }
 }

@@ -12,6 +12,7 @@ use splitcore_core::leg::Command;
 use splitcore_core::placement::Placement;
 use splitcore_core::time::Time;
 
+use super::failing::going;
 use super::links::Message;
 use super::{Event, Node, World};
 
@@ -230,12 +231,9 @@ impl World {
         }
         self.adopt(host, registration, owners, &actions);
         self.cluster_acts(host, &event, actions);
-        let leaves = self.place(id).is_some_and(|place| place.leaves.is_some());
-        if leaves
-            && self.hosts[host].sessions.get(&id) == Some(&session)
-            && self.hosts[host].drains.insert(id)
-        {
-            self.tell_cluster(host, &ClusterEvent::Drain { machine: id });
+        let Some(after) = self.place(id).and_then(|place| place.leaves) else { return };
+        if self.hosts[host].sessions.get(&id) == Some(&session) && self.hosts[host].drains.insert(id) {
+            self.tell_cluster(host, &going(id, after));
         }
     }
 
