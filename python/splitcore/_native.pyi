@@ -1831,6 +1831,8 @@ class Worker:
         """Say that a pass has run and what was drawn for which span; transfers that lack a layer have failed."""
     def stats(self) -> dict[str, Any]:
         """Tell what it has done, by name."""
+    def leave(self) -> None:
+        """Have what is here go on elsewhere, by its daemon; it ends when it holds nothing any more."""
     def stop(self) -> tuple[str, str]:
         """End it, wait until its daemon has been told, and tell how it ended."""
     def fail(self, reason: str) -> tuple[str, str]:

@@ -9,6 +9,7 @@ What comes here is a pass, and what goes back are the tokens that were drawn::
 """
 
 from collections.abc import Callable
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from splitcore._native import Pass, Worker
@@ -41,13 +42,17 @@ class _Layers:
         self._batch.put_layer(transfer, layer)
 
 
-def run(worker: Worker, engine: Runs, stopping: Callable[[], bool] = lambda: False) -> tuple[str, str]:
+def run(
+    worker: Worker, engine: Runs, stopping: Callable[[], bool] = lambda: False, leave_limit_s: float = 30.0
+) -> tuple[str, str]:
     """Run passes until the worker ends.
 
     Args:
         worker: Joined to the pool of the engine.
         engine: What runs them.
-        stopping: Whether to end; asked between passes.
+        stopping: Whether to end; asked between passes. Its daemon then has what is here go on elsewhere, and ends the
+            worker.
+        leave_limit_s: Seconds after which the worker ends all the same.
 
     Returns:
         How it ended and why: ``"stopped"``, ``"given-up"`` by its daemon (then it may begin anew), or ``"failed"``.
@@ -55,7 +60,13 @@ def run(worker: Worker, engine: Runs, stopping: Callable[[], bool] = lambda: Fal
     Raises:
         Exception: What the engine raises. The daemon has been told, and what was here runs elsewhere.
     """
-    while not stopping() and worker.ended is None:
+    leaves_by: float | None = None
+    while worker.ended is None:
+        if leaves_by is None and stopping():
+            leaves_by = monotonic() + leave_limit_s
+            worker.leave()
+        if leaves_by is not None and monotonic() >= leaves_by:
+            break
         batch = worker.next_pass(_LOOK_S)
         if batch is None:
             continue

@@ -66,11 +66,12 @@ def worker(
     report_interval_s: Annotated[float, _rules("S", "Between two reports.")] = 1.0,
     park_limit_s: Annotated[float, _rules("S", "Work may wait for room.")] = 30.0,
     orphan_limit_s: Annotated[float, _rules("S", "Work is kept without a daemon.")] = 120.0,
+    leave_limit_s: Annotated[float, _rules("S", "After SIGTERM, to hand work over.")] = 30.0,
 ) -> None:
     """Run a model for a `splitcore serve` that has one, as one of its machines.
 
-    It looks for its daemon until there is one. SIGTERM ends it after the pass that runs, or at once while it loads the
-    model, with exit status 0: what it held goes on elsewhere.
+    It looks for its daemon until there is one. On SIGTERM what it holds goes on elsewhere, and it ends with exit status
+    0 when it holds nothing any more, at most --leave-limit-s later; while it loads the model, at once.
     """
     _check(connect, peer_listen, transfer_listen, role, transfer)
     _check_tls(connect, tls_ca, tls_name)
@@ -110,7 +111,7 @@ def worker(
     count = blocks or memory // loaded.layout(block_tokens).block_bytes
     if count < 1:
         raise wrong("kv_memory", f"at least a block, {loaded.layout(block_tokens).block_bytes} bytes", memory)
-    _serve(loaded, count, block_tokens, given, stops)
+    _serve(loaded, count, block_tokens, given, stops, leave_limit_s)
 
 
 class _Stops:
@@ -176,7 +177,9 @@ def _load(folder: Path, device: str, dtype: str | None, threads: int) -> "Causal
     return loaded
 
 
-def _serve(loaded: "CausalLM", blocks: int, block_tokens: int, given: dict[str, Any], stops: _Stops) -> None:
+def _serve(
+    loaded: "CausalLM", blocks: int, block_tokens: int, given: dict[str, Any], stops: _Stops, leave_limit_s: float
+) -> None:
     from splitcore._native import CudaPool
     from splitcore.engine import Engine
     from splitcore.transfer import KvPool
@@ -195,7 +198,7 @@ def _serve(loaded: "CausalLM", blocks: int, block_tokens: int, given: dict[str, 
         worker = Worker(native, **given, context=loaded.context, vocabulary=loaded.vocabulary)
         try:
             _tell(f"{given['name']} takes other workers at {worker.peer_address}")
-            how, why = run(worker, engine, stops)
+            how, why = run(worker, engine, stops, leave_limit_s)
             stats = worker.stats()
         finally:
             worker.close()

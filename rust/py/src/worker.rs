@@ -302,6 +302,14 @@ impl Worker {
         Ok(())
     }
 
+    /// Has what is here go on elsewhere, by its daemon. It ends when it holds nothing any more.
+    fn leave(&self) {
+        // One that is closed has left.
+        if let Ok(core) = self.core() {
+            core.leave();
+        }
+    }
+
     /// Ends it, and waits until its daemon has been told.
     fn stop(&self, py: Python<'_>) -> (&'static str, String) {
         self.end(py, Core::stop)

@@ -214,6 +214,11 @@ impl WorkerLink {
         self.shared.act(|session, steps| session.tokens(tokens, steps))
     }
 
+    /// Says that the worker is to be stopped. Returns whether there was a session to say it on.
+    pub fn leave(&self) -> bool {
+        self.shared.act(WorkerSession::leave)
+    }
+
     /// Ends the session, if there is one, with this reason, and connects no more.
     pub fn close(&self, reason: &str) {
         let mut state = self.shared.lock();

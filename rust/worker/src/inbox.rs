@@ -32,6 +32,7 @@ pub(crate) enum Input {
     Peers(PeersEvent),
     Mover(MoverEvent),
     Done { pass: u64, drawn: Vec<(LegKey, u32)> },
+    Leave,
     End(End),
 }
 

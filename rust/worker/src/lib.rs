@@ -189,6 +189,12 @@ impl Worker {
         self.inbox.put(Input::Done { pass: number, drawn: drawn.to_vec() });
     }
 
+    /// Asks its daemon to have what is here go on elsewhere. It goes on running passes, and ends when it holds nothing any
+    /// more; at once where there is no daemon.
+    pub fn leave(&self) {
+        self.inbox.put(Input::Leave);
+    }
+
     /// Ends it, and waits until its daemon has been told so.
     pub fn stop(&self) -> End {
         self.finish(End::Stopped)

@@ -458,6 +458,9 @@ impl State {
                     }
                 }
                 ClusterAction::Drained { machine } => {
+                    if let Some(managed) = &mut self.managed {
+                        managed.drained(machine);
+                    }
                     if let Some(machine) = self.machines.at(machine.index) {
                         self.log.push(Kind::Drained { machine: machine.name.clone() });
                     }

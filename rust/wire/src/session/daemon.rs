@@ -37,6 +37,8 @@ pub enum DaemonEvent {
     Notice(Notice),
     /// For the gateway.
     Tokens(Tokens),
+    /// It is to be stopped.
+    Leave,
 }
 
 #[derive(Debug)]
@@ -161,6 +163,7 @@ impl DaemonSession {
             (State::Established(_), ToDaemon::Tokens(tokens)) => {
                 out.push(Step::Event(DaemonEvent::Tokens(tokens)));
             }
+            (State::Established(_), ToDaemon::Leave) => out.push(Step::Event(DaemonEvent::Leave)),
             (
                 State::Welcomed(_) | State::Registering(_) | State::Established(_),
                 ToDaemon::Pong { number },

@@ -282,6 +282,14 @@ impl WorkerSession {
         self.is_established()
     }
 
+    /// Says that the worker is to be stopped. Returns whether the session was there to say it on.
+    pub fn leave(&mut self, out: &mut Out) -> bool {
+        if self.is_established() {
+            out.push(Step::Send(ToDaemon::Leave));
+        }
+        self.is_established()
+    }
+
     /// Gives output tokens. Returns whether the session was there to give them on.
     pub fn tokens(&mut self, tokens: Tokens, out: &mut Out) -> bool {
         if self.is_established() {

@@ -64,7 +64,23 @@ impl Life<'_> {
         }
     }
 
+    /// What is here goes on elsewhere; then the daemon ends the session. Without one there is nobody to hand anything to.
+    pub(super) fn leave(&mut self) {
+        if std::mem::replace(&mut self.leaving, true) {
+            return;
+        }
+        self.options.log.line("leaving: what is here goes on elsewhere");
+        if !self.link.leave() {
+            self.end = Some(End::Stopped);
+        }
+    }
+
     fn lose_session(&mut self, reason: &CloseReason) {
+        if self.leaving {
+            self.options.log.line(&format!("left: {reason}"));
+            self.end = Some(End::Stopped);
+            return;
+        }
         let closed = std::mem::take(&mut self.registering) && matches!(reason, CloseReason::ClosedThere(_));
         self.refused = if closed { self.refused + 1 } else { self.refused };
         self.in_session = false;

@@ -87,6 +87,8 @@ impl Driver {
                     }
                 }
                 Ok(Input::End(end)) => return Err(end),
+                // Nobody has given it anything yet.
+                Ok(Input::Leave) => return Err(End::Stopped),
                 Ok(Input::Peers(_) | Input::Mover(_) | Input::Done { .. }) => {}
                 Err(_) => return Err(End::Stopped),
             }
@@ -134,6 +136,8 @@ struct Life<'a> {
     orphaned: bool,
     /// Registered, and the daemon has not answered yet.
     registering: bool,
+    /// To be stopped: it ends with the session.
+    leaving: bool,
     /// Registrations in a row that the daemon did not take.
     refused: u32,
     end: Option<End>,
@@ -186,6 +190,7 @@ impl<'a> Life<'a> {
             in_session: false,
             orphaned: false,
             registering: false,
+            leaving: false,
             refused: 0,
             end: None,
         })
@@ -246,6 +251,7 @@ impl<'a> Life<'a> {
             Input::Peers(event) => self.hear_peers(event),
             Input::Mover(event) => self.hear_mover(event),
             Input::Done { pass, drawn } => self.pass_done(pass, drawn),
+            Input::Leave => self.leave(),
             Input::End(end) => self.end = Some(end),
         }
     }

@@ -5,7 +5,7 @@ mod sessions;
 mod trace;
 mod watch;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::time::{Duration, SystemTime};
 
 use splitcore_core::event::{ClusterEvent, Outcome};
@@ -32,6 +32,8 @@ pub(super) struct Managed {
     roster: Roster,
     let_in: HashMap<ConnectionId, (MachineId, Handle)>,
     sessions: HashMap<MachineId, (ConnectionId, Handle)>,
+    /// Machines that are to be stopped, and wait to be told that they hold nothing any more.
+    leaving: HashSet<MachineId>,
 }
 
 /// The epoch, or an incarnation, of a process that starts now: tenths of a second since 2026, which is more than those
@@ -50,6 +52,7 @@ impl Managed {
             roster: Roster::default(),
             let_in: HashMap::new(),
             sessions: HashMap::new(),
+            leaving: HashSet::new(),
         }
     }
 
@@ -82,6 +85,15 @@ impl Managed {
         let prompt_tokens = ask.map_or(0, |ask| ask.prompt.len() as u32);
         let name = ask.map(|ask| ask.name.clone());
         self.watch.placed(placement, name, prompt_tokens, now);
+    }
+
+    /// A machine that takes no more work holds nothing any more. One that was to be stopped may go.
+    pub(super) fn drained(&mut self, machine: MachineId) {
+        if self.leaving.remove(&machine)
+            && let Some((_, handle)) = self.sessions.get(&machine)
+        {
+            handle.close("it has left: it holds nothing any more");
+        }
     }
 
     /// The Cluster has taken a registration.

@@ -45,6 +45,7 @@ impl State {
                     answer_for(taken, &handle)?;
                 }
             }
+            What::Event(DaemonEvent::Leave) => self.leaves(now, connection)?,
             What::Closed { reason } => self.closed(now, connection, &reason.to_string())?,
         }
         Ok(())
@@ -154,6 +155,19 @@ impl State {
         }
     }
 
+    /// A worker is to be stopped: what it has goes on elsewhere.
+    fn leaves(&mut self, now: Time, connection: ConnectionId) -> Result<(), Fault> {
+        let Some((machine, _)) = self.speaker(connection) else { return Ok(()) };
+        if let Some(managed) = &mut self.managed {
+            managed.leaving.insert(machine);
+        }
+        let name = self.machines.at(machine.index).map_or("", |machine| &machine.name);
+        tracing::info!(worker = name, "a worker leaves: what it has goes on elsewhere");
+        let _ = self.handle(now, &ClusterEvent::Leave { machine })?;
+        self.keep(None);
+        Ok(())
+    }
+
     fn closed(&mut self, now: Time, connection: ConnectionId, reason: &str) -> Result<(), Fault> {
         let Some(managed) = &mut self.managed else { return Ok(()) };
         let Some((machine, _)) = managed.let_in.remove(&connection) else {
@@ -164,6 +178,7 @@ impl State {
             return Ok(());
         }
         managed.sessions.remove(&machine);
+        managed.leaving.remove(&machine);
         let name = managed.roster.member(machine.index).map_or("", |member| &member.name);
         tracing::warn!(worker = name, reason, "a worker's session ended");
         let _ = self.handle(now, &ClusterEvent::Disconnect { machine })?;
