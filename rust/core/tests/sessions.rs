@@ -352,7 +352,7 @@ fn what_cannot_go_on_elsewhere_waits_for_its_machine() {
     assert!(hedge(&mut head, 0).is_empty());
     head.join(id(1), Role::Mixed, 10_000);
     let told = commands(&head.tick_at(head.now_ns + head.cluster.config().retry_interval_ns));
-    assert!(matches!(told[..], [(1, Command::Compute { .. })]), "{told:?}");
+    assert!(matches!(told[..], [(1, Command::Compute { .. }), ..]), "{told:?}");
 }
 
 #[test]

@@ -264,3 +264,39 @@ fn a_client_that_does_not_come_back_counts_as_cancelled() {
     drop(worker);
     std::fs::remove_dir_all(&directory).unwrap();
 }
+
+#[test]
+fn a_worker_that_leaves_hands_its_streams_over_and_is_gone_without_a_wait() {
+    // No limit that is waited for ends within the test.
+    let options = Options { rejoin_limit_s: 1000.0, hedge_after_s: 0.0, ..options("127.0.0.1:0") };
+    served(options, async |host, workers| {
+        let first = Worker::start(&workers, "a", "model", model);
+        ready(&host).await;
+        let mut output = host.generate(vec![ask("r", 7, 4000)]).unwrap().remove(0);
+        let Said::Tokens { ids, .. } = output.next().await else { panic!("it ends before it begins") };
+        first.hold.store(true, Ordering::Relaxed);
+        let _second = Worker::start(&workers, "b", "model", model);
+        while host.overview().unwrap().machines.len() < 2 {
+            tokio::task::yield_now().await;
+        }
+        first.leave();
+        let mut all = ids;
+        loop {
+            match output.next().await {
+                Said::Tokens { from, ids } => {
+                    assert_eq!(from as usize, all.len());
+                    all.extend(ids);
+                }
+                Said::Ended(ending) => break assert_eq!(ending, Ending::Finished),
+            }
+        }
+        assert_eq!(all, expected(7, 4000));
+        first.hold.store(false, Ordering::Relaxed);
+        while !first.has_left() {
+            tokio::task::yield_now().await;
+        }
+        drop(output);
+        idle(&host).await;
+        assert_eq!(host.counters().unwrap().2.faults, 0);
+    });
+}

@@ -184,6 +184,10 @@ fn a_machine_that_drains_gets_no_more_and_tells_when_it_is_empty() {
     assert!(applied(&client.delete("/v1/placements/1")));
     let events = client.events(0);
     assert_eq!((&events[0]["type"], &events[0]["machine"]), (&json!("drained"), &json!("p0")));
+    let undrained = client.call("POST", "/v1/machines/p0/undrain", "", b"");
+    assert_eq!((undrained.status, &undrained.json()["draining"]), (200, &json!(false)));
+    assert_eq!(client.place(9).json()["prompt"]["name"], "p0");
+    assert_eq!(client.call("POST", "/v1/machines/p9/undrain", "", b"").status, 404);
 }
 
 #[test]

@@ -29,6 +29,7 @@ pub(crate) struct Worker {
     stop: Arc<AtomicBool>,
     /// While it is up no pass ends.
     pub(crate) hold: Arc<AtomicBool>,
+    leave: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -66,8 +67,8 @@ impl Worker {
             settings: Settings::default(),
             backoff: Backoff::new(5_000_000, 50_000_000, 1),
         };
-        let (stop, hold): (Arc<AtomicBool>, Arc<AtomicBool>) = Default::default();
-        let (stops, holds) = (Arc::clone(&stop), Arc::clone(&hold));
+        let (stop, hold, leave): (Arc<AtomicBool>, Arc<AtomicBool>, Arc<AtomicBool>) = Default::default();
+        let (stops, holds, leaves) = (Arc::clone(&stop), Arc::clone(&hold), Arc::clone(&leave));
         let thread = std::thread::spawn(move || {
             let link = WorkerLink::start(options).unwrap();
             let mut life = Life {
@@ -79,11 +80,29 @@ impl Worker {
                 pass: None,
                 in_session: false,
             };
+            let mut leaving = false;
             while !stops.load(Ordering::Relaxed) {
                 life.turn(holds.load(Ordering::Relaxed));
+                if leaves.load(Ordering::Relaxed) && !leaving {
+                    leaving = life.link.leave();
+                }
+                // The daemon has let it go.
+                if leaving && !life.in_session {
+                    return;
+                }
             }
         });
-        Self { stop, hold, thread: Some(thread) }
+        Self { stop, hold, leave, thread: Some(thread) }
+    }
+
+    /// Says that it is to be stopped.
+    pub(crate) fn leave(&self) {
+        self.leave.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether its daemon has let it go.
+    pub(crate) fn has_left(&self) -> bool {
+        self.thread.as_ref().is_some_and(JoinHandle::is_finished)
     }
 }
 
