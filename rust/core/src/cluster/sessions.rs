@@ -33,10 +33,10 @@ impl Cluster {
         }
         entry.away_since = Some(now);
         self.away.insert((now.after(self.config.rejoin_limit_ns), index));
+        self.enroll(index);
         if let Some(hedge_after_ns) = self.config.hedge_after_ns.filter(|_| self.is_managed()) {
             self.moves_at(index, Some(now.after(hedge_after_ns)));
         }
-        self.enroll(index);
         Ok(Applied::Yes)
     }
 
