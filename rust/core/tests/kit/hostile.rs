@@ -253,7 +253,7 @@ pub(crate) fn event(cluster: &Cluster, draws: &mut Draws<'_>) -> ClusterEvent {
     match draws.below(24) {
         0..=3 => ClusterEvent::Arrive(Arrival {
             class: draws.number(2),
-            priority: draws.number(3) as i32,
+            priority: draws.number(3).cast_signed(),
             resumable: !draws.one_in(6),
             pin_token: draws.one_in(8).then(|| draws.number(5)),
             ..Arrival::new(draws.long_number(REQUESTS), draws.number(30), draws.number(9))
