@@ -13,31 +13,16 @@ use splitcore_core::cost::CostTable;
 use splitcore_core::event::{Arrival, Join, Link, Role, Slo};
 use splitcore_core::id::{Epoch, MachineId};
 
-use crate::arrays::{ID, LoadRow, TOKENS, arrivals, read_only, whole_numbers};
+use crate::arrays::{ID, LoadRow, arrivals, read_only, whole_numbers};
 use crate::calls::{Fact, State};
 use crate::clock::Clock;
 use crate::errors::{self, Fault, SplitcoreError, whole};
 use crate::events::{self, Handled, Outcome, Snapshot, Whole};
+use crate::numbers::{max_new_tokens, output_tokens, prompt_tokens, request_id};
 use crate::placement::{Named, PlacedMany, Placement, Polled, Recovery};
 
 /// From this many requests on, `place_many` lets other Python threads run.
 const DETACHED_FROM: usize = 1000;
-
-fn request_id(value: &Bound<'_, PyAny>) -> PyResult<u64> {
-    whole(value, "request_id", ID)
-}
-
-fn prompt_tokens(value: &Bound<'_, PyAny>) -> PyResult<u32> {
-    whole(value, "prompt_tokens", TOKENS)
-}
-
-fn max_new_tokens(value: &Bound<'_, PyAny>) -> PyResult<u32> {
-    whole(value, "max_new_tokens", TOKENS)
-}
-
-fn output_tokens(value: &Bound<'_, PyAny>) -> PyResult<u32> {
-    whole(value, "tokens", "0 to 2^32 - 1")
-}
 
 /// Chooses machines for requests and keeps the books. Safe to share between threads.
 #[pyclass(frozen, module = "splitcore._native")]

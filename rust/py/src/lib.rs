@@ -12,6 +12,7 @@ mod errors;
 mod events;
 mod hardware;
 mod machine;
+mod numbers;
 mod placement;
 mod plan;
 mod replay;
