@@ -16,7 +16,7 @@ use splitcore_core::id::{Epoch, MachineId};
 use crate::arrays::{ID, LoadRow, arrivals, read_only, whole_numbers};
 use crate::calls::{Fact, State};
 use crate::clock::Clock;
-use crate::errors::{self, Fault, SplitcoreError, whole};
+use crate::errors::{self, Fault, SplitcoreError};
 use crate::events::{self, Handled, Outcome, Snapshot, Whole};
 use crate::numbers::{max_new_tokens, output_tokens, prompt_tokens, request_id};
 use crate::placement::{Named, PlacedMany, Placement, Polled, Recovery};

@@ -87,10 +87,9 @@ impl Driver {
                     }
                 }
                 Ok(Input::End(end)) => return Err(end),
-                // Nobody has given it anything yet.
-                Ok(Input::Leave) => return Err(End::Stopped),
                 Ok(Input::Peers(_) | Input::Mover(_) | Input::Done { .. }) => {}
-                Err(_) => return Err(End::Stopped),
+                // Nobody has given it anything yet.
+                Ok(Input::Leave) | Err(_) => return Err(End::Stopped),
             }
         }
     }
@@ -105,6 +104,7 @@ fn record(options: &WorkerOptions, machine: &Machine) -> Result<Option<Recorder<
 }
 
 /// A machine from its first session on.
+#[allow(clippy::struct_excessive_bools, reason = "independent facts, each set by another event")]
 struct Life<'a> {
     options: &'a WorkerOptions,
     inputs: &'a Receiver<Input>,
