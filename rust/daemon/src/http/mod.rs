@@ -54,7 +54,7 @@ pub struct App {
     draining: watch::Sender<bool>,
 }
 
-type Routes = [(&'static str, MethodRouter<Arc<App>>); 26];
+type Routes = [(&'static str, MethodRouter<Arc<App>>); 27];
 
 /// Every path and what answers there.
 fn routes() -> Routes {
