@@ -114,12 +114,12 @@ fn rejection(reason: Rejection) -> (StatusCode, &'static str) {
 fn event(error: &EventError) -> (StatusCode, Option<&'static str>, &'static str) {
     match error {
         EventError::DuplicateRequest(_) => (StatusCode::CONFLICT, Some("request_id"), "duplicate_request"),
-        EventError::EmptyRequest(_) => (StatusCode::BAD_REQUEST, None, "invalid_value"),
         EventError::UnknownMachine(_) => (StatusCode::NOT_FOUND, None, "unknown_machine"),
         EventError::MachineTaken(_) | EventError::StaleCluster(_) | EventError::DuplicateLeg(_) => {
             (StatusCode::CONFLICT, None, "conflict")
         }
-        EventError::EmptyMachine(_)
+        EventError::EmptyRequest(_)
+        | EventError::EmptyMachine(_)
         | EventError::EmptySlo { .. }
         | EventError::BadClaim { .. }
         | EventError::BadReport { .. } => (StatusCode::BAD_REQUEST, None, "invalid_value"),
