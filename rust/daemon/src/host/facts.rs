@@ -9,6 +9,7 @@ use splitcore_core::id::{Attempt, LegKey, MachineId, RequestId};
 use splitcore_core::leg::{Notice, Report};
 
 use super::directory::Machine;
+use super::log::Kind;
 use super::{CLASSES_MAX, Fault, Host, MachineSpec, State};
 
 /// A fact about a request.
@@ -174,6 +175,16 @@ impl Host {
 }
 
 impl State {
+    /// A machine that takes no more work holds nothing any more.
+    pub(super) fn drained(&mut self, machine: MachineId) {
+        if let Some(managed) = &mut self.managed {
+            managed.drained(machine);
+        }
+        if let Some(machine) = self.machines.at(machine.index) {
+            self.log.push(Kind::Drained { machine: machine.name.clone() });
+        }
+    }
+
     /// A machine that is here: one of this name that was lost is not.
     pub(super) fn machine(&self, name: &str) -> Result<MachineId, Fault> {
         let load = self.machines.index(name).and_then(|index| self.core.load(index));

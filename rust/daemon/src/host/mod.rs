@@ -457,14 +457,7 @@ impl State {
                         tracing::debug!(machine = machine.name, ?pool, "changed pools");
                     }
                 }
-                ClusterAction::Drained { machine } => {
-                    if let Some(managed) = &mut self.managed {
-                        managed.drained(machine);
-                    }
-                    if let Some(machine) = self.machines.at(machine.index) {
-                        self.log.push(Kind::Drained { machine: machine.name.clone() });
-                    }
-                }
+                ClusterAction::Drained { machine } => self.drained(machine),
                 ClusterAction::Command { to, seq, command } => {
                     self.follow(to, &command);
                     if let Some(managed) = &self.managed {
