@@ -465,9 +465,7 @@ impl State {
                     }
                 }
                 ClusterAction::Registered { to, .. } => {
-                    if let Some(managed) = &self.managed {
-                        managed.registered(to);
-                    }
+                    self.managed.iter().for_each(|managed| managed.registered(to));
                 }
             }
         }
