@@ -4,7 +4,7 @@ import contextlib
 import http.client
 import json
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -46,22 +46,61 @@ def text_of(tokens):
     return " ".join(words[token] for token in tokens)
 
 
+@dataclass
+class Wanted(Ask):
+    """A request as a client makes it: with several choices, a text that ends them, or as a chat."""
+
+    choices: int = 1
+    stop: str | None = None
+    chat: bool = False
+
+
 def asks(count, seed=0):
-    """Make requests of all lengths, greedy and sampled."""
+    """Make requests of all lengths, greedy and sampled; one in ten has several choices, with and without stops."""
     made = []
     for at in range(count):
         length = 1 + (at * 37 + seed) % 180
         sampling = GREEDY if at % 2 else Sampling(temperature=0.9, top_p=0.95, seed=at)
-        made.append(Ask(prompt(length, seed=at), sampling, outputs=4 + at * 5 % 29))
+        ask = Wanted(prompt(length, seed=at), sampling, outputs=4 + at * 5 % 29)
+        if at % 10 in {4, 7}:
+            ask.choices = 1 + at // 10 % 4
+            ask.stop = " w4" if at % 3 == 0 else None
+        if at % 10 == 7:
+            # As the template renders it; no word of it is an end.
+            ask.chat, ask.tokens = True, [0, *(token if token != EOS else 8 for token in ask.tokens), 1]
+        made.append(ask)
     return made
 
 
+def seed_of(seed, choice):
+    """Give the seed of a choice: the request's own for the first."""
+    if choice == 0:
+        return seed
+    mask = (1 << 64) - 1
+    word = (seed + choice * 0x9E3779B97F4A7C15) & mask
+    word = (word ^ (word >> 30)) * 0xBF58476D1CE4E5B9 & mask
+    word = (word ^ (word >> 27)) * 0x94D049BB133111EB & mask
+    return word ^ (word >> 31)
+
+
 def expected(reference: Reference, ask):
-    """Give text and finish reason as an unsplit run of transformers has them."""
-    tokens = list(reference(ask).tokens)
+    """Give texts and finish reasons of all choices, as unsplit runs of transformers have them."""
+    return [_expected(reference, ask, choice) for choice in range(ask.choices)]
+
+
+def _expected(reference, ask, choice):
+    sampling = ask.sampling
+    if sampling.temperature > 0:
+        sampling = replace(sampling, seed=seed_of(sampling.seed, choice))
+    tokens = list(reference(Ask(ask.tokens, sampling, ask.outputs)).tokens)
+    finish = "length"
     if EOS in tokens:
-        return text_of(tokens[: tokens.index(EOS)]), "stop"
-    return text_of(tokens), "length"
+        tokens, finish = tokens[: tokens.index(EOS)], "stop"
+    # It goes on behind the prompt, so there is a space in front of its first word.
+    text = "".join(f" {word}" for word in text_of(tokens).split())
+    if ask.stop is not None and ask.stop in text:
+        text, finish = text[: text.index(ask.stop)], "stop"
+    return text.strip(), finish
 
 
 @dataclass
@@ -72,7 +111,8 @@ class Client:
     ask: Ask
     host: str
     cancel_after: int | None = None
-    text: str = ""
+    texts: list[str] = field(default_factory=list)
+    finishes: list[str | None] = field(default_factory=list)
     events: int = 0
     finish: str | None = None
     acknowledged: bool = False
@@ -83,11 +123,14 @@ class Client:
 
     def body(self):
         """Say what is asked for."""
-        sampling = self.ask.sampling
+        sampling, ask = self.ask.sampling, self.ask
+        said = [{"role": "user", "content": text_of(ask.tokens[1:-1])}]
         return {
             "model": "tiny",
-            "prompt": self.ask.tokens,
-            "max_tokens": self.ask.outputs,
+            **({"messages": said} if ask.chat else {"prompt": ask.tokens}),
+            "n": ask.choices,
+            "stop": ask.stop,
+            "max_tokens": ask.outputs,
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             "seed": sampling.seed,
@@ -116,9 +159,13 @@ class Client:
             if self.acknowledged:
                 if self.last_id is not None:
                     headers["last-event-id"] = self.last_id
+                else:
+                    self.forget()
                 connection.request("GET", f"/v1/requests/{self.name}", headers=headers)
             else:
-                connection.request("POST", "/v1/completions", json.dumps(self.body()), headers)
+                self.forget()
+                path = "/v1/chat/completions" if self.ask.chat else "/v1/completions"
+                connection.request("POST", path, json.dumps(self.body()), headers)
             answer = connection.getresponse()
             if answer.status in {429, 503}:
                 answer.read()
@@ -134,6 +181,10 @@ class Client:
             self.reattached += self.acknowledged
             self.acknowledged = True
             return self.read(answer, heard)
+
+    def forget(self):
+        """Begin with nothing: all of it is told again."""
+        self.texts, self.finishes = [""] * self.ask.choices, [None] * self.ask.choices
 
     def read(self, answer, heard):
         """Take events as they come."""
@@ -164,5 +215,8 @@ class Client:
             return
         for choice in chunk["choices"]:
             self.events += 1
-            self.text += choice["text"]
-            self.finish = choice["finish_reason"] or self.finish
+            at = choice["index"]
+            self.texts[at] += choice.get("text") or choice.get("delta", {}).get("content") or ""
+            self.finishes[at] = choice["finish_reason"] or self.finishes[at]
+        if all(self.finishes):
+            self.finish = self.finishes[0]

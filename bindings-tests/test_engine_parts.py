@@ -131,6 +131,16 @@ def test_draws_follow_the_probabilities():
     assert np.abs(counts - shares.numpy()).max() < 5 * (0.25 / 4000) ** 0.5
 
 
+def test_a_token_that_is_forbidden_is_never_drawn_and_the_others_as_before():
+    row = torch.tensor([[0.0, 5.0, 1.0]])
+    kept = row.clone()
+    greedy = draw(row.repeat(2, 1), [(Sampling(forbidden=(1,)), 0), (Sampling(), 0)])
+    assert greedy == [2, 1]
+    drawn = {draw(row, [(Sampling(temperature=1.0, seed=seed, forbidden=(1,)), 0)])[0] for seed in range(64)}
+    assert drawn == {0, 2}
+    assert torch.equal(row, kept), "the logits are the caller's"
+
+
 def test_tokens_without_probability_are_never_drawn():
     row = torch.tensor([[float("-inf"), 0.0, float("-inf"), 0.0, float("-inf")]])
     drawn = {draw(row, [(Sampling(temperature=1.0, seed=seed), 0)])[0] for seed in range(64)}

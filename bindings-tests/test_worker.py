@@ -140,13 +140,17 @@ class Engine:
 
 
 def test_a_pass_becomes_spans_and_what_was_drawn_goes_back():
-    first = batch(1, ([1, 2], 0, [7], None, 0, False), ([3, 4], 5, [8, 9], (0.5, 0.9, 42), 3, True))
-    worker, engine = Passes(first, batch(2, ([5], 7, [8, 9], (0.0, 1.0, 0), 4, False))), Engine()
+    first = batch(1, ([1, 2], 0, [7], None, 0, False), ([3, 4], 5, [8, 9], (0.5, 0.9, 42, [6]), 3, True))
+    worker, engine = Passes(first, batch(2, ([5], 7, [8, 9], (0.0, 1.0, 0, []), 4, False))), Engine()
     assert run(worker, engine) == ("stopped", "")
     assert worker.done == [(1, [(1, 7)]), (2, [(0, 5)])]
     chunk, prompt, decode = engine.spans
     assert (chunk.tokens, chunk.start, chunk.blocks, chunk.sampling, chunk.puts) == ([1, 2], 0, [7], None, [])
-    assert (prompt.start, prompt.sampling, prompt.output) == (5, Sampling(temperature=0.5, top_p=0.9, seed=42), 3)
+    assert (prompt.start, prompt.sampling, prompt.output) == (
+        5,
+        Sampling(temperature=0.5, top_p=0.9, seed=42, forbidden=(6,)),
+        3,
+    )
     assert decode.sampling == Sampling()
     assert first.layers == [(1, 0), (1, 1)]
 

@@ -209,7 +209,7 @@ def test_descriptors_go_only_to_a_service_of_another_epoch():
         ({"epoch": 1}, "epoch 1 has been replaced by 2"),
         ({"machine": {"index": 3, "incarnation": 7}}, "another machine"),
         ({"silence_limit_ns": 5}, "silence_limit"),
-        ({"protocol": 2}, "protocol"),
+        ({"protocol": 1}, "protocol"),
         ({"machine": {"index": 2}}, "expected a field incarnation"),
     ],
 )

@@ -1742,11 +1742,12 @@ class Pass:
     def number(self) -> int:
         """Counts from 1."""
     @property
-    def spans(self) -> list[tuple[list[int], int, list[int], tuple[float, float, int] | None, int, bool]]:
+    def spans(self) -> list[tuple[list[int], int, list[int], tuple[float, float, int, list[int]] | None, int, bool]]:
         """What is in it.
 
         Token ids, the position of the first, the block table, how the token after them is drawn (temperature, top_p,
-        seed) or None, which output token that is, and whether transfers follow its layers.
+        seed, tokens that may not be drawn) or None, which output token that is, and whether transfers follow its
+        layers.
         """
     def put_layer(self, span: int, layer: int) -> None:
         """Send a layer of a span, which is in its blocks, to where the transfers that follow it go."""

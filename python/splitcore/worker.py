@@ -85,8 +85,8 @@ def _spans(batch: Pass) -> list[Span]:
     for number, (tokens, start, blocks, how, output, follows) in enumerate(batch.spans):
         sampling = None
         if how is not None:
-            temperature, top_p, seed = how
-            sampling = Sampling(temperature=temperature, top_p=top_p, seed=seed)
+            temperature, top_p, seed, forbidden = how
+            sampling = Sampling(temperature=temperature, top_p=top_p, seed=seed, forbidden=tuple(forbidden))
         puts = [Put(layers, cast("Any", number))] if follows else []
         spans.append(Span(number, tokens, start, blocks, sampling, output, puts))
     return spans

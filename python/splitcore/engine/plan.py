@@ -22,12 +22,14 @@ class Sampling:
         top_p: Draw from the fewest tokens that have this share of the probability.
         top_k: Draw from at most so many tokens; 0 is no bound.
         seed: The draw for output token i depends on this and i only, so any machine draws the same.
+        forbidden: Tokens that may not be drawn.
     """
 
     temperature: float = 0.0
     top_p: float = 1.0
     top_k: int = 0
     seed: int = 0
+    forbidden: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         """Check the ranges."""

@@ -34,6 +34,11 @@ def draw(logits: torch.Tensor, how: Sequence[tuple[Sampling, int]]) -> list[int]
     Returns:
         The token ids.
     """
+    forbidden = [(at, list(sampling.forbidden)) for at, (sampling, _) in enumerate(how) if sampling.forbidden]
+    if forbidden:
+        logits = logits.clone()
+        for at, tokens in forbidden:
+            logits[at, tokens] = float("-inf")
     likeliest: list[int] = logits.argmax(dim=-1).tolist()
     return [
         best if sampling.temperature == 0 else _draw_one(row, sampling, index)

@@ -28,9 +28,10 @@ fn ask(name: &str, seed: u64, max_new_tokens: u32) -> Generate {
     Generate {
         name: name.to_owned(),
         choice: 0,
+        choices: 1,
         prompt: vec![1, 2, 3, 4, 5].into(),
         max_new_tokens,
-        sampling: Sampling { temperature: 1.0, top_p: 1.0, seed },
+        sampling: Sampling { temperature: 1.0, top_p: 1.0, min_tokens: 0, seed },
         stop: vec!["never".to_owned()],
         stop_ids: vec![100_000],
         note: "note".to_owned(),
@@ -87,6 +88,12 @@ async fn rest(output: &mut Output) -> (Vec<u32>, Ending) {
             Said::Ended(ending) => return (all, ending),
         }
     }
+}
+
+/// Whether the first worker holds nothing, by what it has said last.
+fn all_free(host: &Host) -> bool {
+    let blocks = host.overview().unwrap().machines[0].blocks.unwrap();
+    blocks.free == blocks.total
 }
 
 async fn idle(host: &Host) {
@@ -169,8 +176,11 @@ fn all_choices_of_a_request_run_or_none() {
         let worker = Worker::start(&workers, "w", "model", model);
         ready(&host).await;
         worker.hold.store(true, Ordering::Relaxed);
-        let choices = |n: u32| (0..n).map(|choice| Generate { choice, ..ask("r", 7, 5) }).collect();
+        let choices =
+            |n: u32| (0..n).map(|choice| Generate { choice, choices: n, ..ask("r", 7, 5) }).collect();
         assert!(matches!(host.generate(choices(4)), Err(Fault::Rejected { .. })));
+        let counters = host.counters().unwrap().2;
+        assert_eq!((counters.placed, counters.cancelled), (0, 0), "nothing was begun that nobody would have");
         idle(&host).await;
         let mut outputs = host.generate(choices(2)).unwrap();
         worker.hold.store(false, Ordering::Relaxed);
@@ -198,11 +208,7 @@ fn a_daemon_that_starts_again_goes_on_with_what_its_worker_has() {
         std::mem::forget(outputs);
         worker
     });
-    // The next life is a later tenth of a second.
-    let before = splitcore_daemon::host::life();
-    while splitcore_daemon::host::life() == before {
-        std::thread::yield_now();
-    }
+    common::next_life();
     served(logged(Options { grace_s: 1.0, ..options(&at) }), async |host, _| {
         let mut outputs = loop {
             if let Ok(outputs) = host.attach("r") {
@@ -250,10 +256,7 @@ fn a_client_that_does_not_come_back_counts_as_cancelled() {
         std::mem::forget(outputs);
         worker
     });
-    let before = splitcore_daemon::host::life();
-    while splitcore_daemon::host::life() == before {
-        std::thread::yield_now();
-    }
+    common::next_life();
     served(Options { grace_s: 1.0, reattach_s: 0.0, ..options(&at) }, async |host, _| {
         while host.counters().unwrap().2.cancelled == 0 {
             tokio::task::yield_now().await;
@@ -298,5 +301,154 @@ fn a_worker_that_leaves_hands_its_streams_over_and_is_gone_without_a_wait() {
         drop(output);
         idle(&host).await;
         assert_eq!(host.counters().unwrap().2.faults, 0);
+    });
+}
+
+/// A service with so many workers dies in the middle of a request's choices. What `meanwhile` does with the next one,
+/// which hears from the first worker alone, costs nothing: all choices are what they would have been.
+fn restarts(workers: usize, asks: Vec<Generate>, meanwhile: impl Fn(&Arc<Host>)) {
+    let directory =
+        std::env::temp_dir().join(format!("splitcore-choices-{}-{}", std::process::id(), asks.len()));
+    std::fs::create_dir_all(&directory).unwrap();
+    let at = format!("unix:{}", directory.join("workers").display());
+    let (tokens, name) = (asks[0].max_new_tokens, asks[0].name.clone());
+    let seeds: Vec<u64> = asks.iter().map(|ask| ask.sampling.seed).collect();
+    let workers = served(options(&at), async |host, at| {
+        let start = |index: usize| Worker::start(&at, &format!("w{index}"), "model", model);
+        let workers: Vec<Worker> = (0..workers).map(start).collect();
+        while host.overview().unwrap().machines.len() < workers.len() {
+            tokio::task::yield_now().await;
+        }
+        let mut outputs = host.generate(asks).unwrap();
+        for output in &mut outputs {
+            assert_eq!(output.acknowledged().await, Ok(()));
+            assert!(matches!(output.next().await, Said::Tokens { from: 0, .. }));
+        }
+        for (index, worker) in workers.iter().enumerate() {
+            worker.hold.store(true, Ordering::Relaxed);
+            worker.away.store(index > 0, Ordering::Relaxed);
+        }
+        std::mem::forget(outputs);
+        workers
+    });
+    common::next_life();
+    served(Options { grace_s: 15.0, ..options(&at) }, async |host, _| {
+        while host.counters().unwrap().2.adopted == 0 {
+            tokio::task::yield_now().await;
+        }
+        meanwhile(&host);
+        for worker in &workers {
+            worker.away.store(false, Ordering::Relaxed);
+        }
+        let mut outputs = loop {
+            match host.attach(&name) {
+                Ok(outputs) => break outputs,
+                Err(Fault::Recovering(_)) => tokio::task::yield_now().await,
+                Err(fault) => panic!("{fault}"),
+            }
+        };
+        for worker in &workers {
+            worker.hold.store(false, Ordering::Relaxed);
+        }
+        assert_eq!(outputs.len(), seeds.len());
+        for (choice, (output, seed)) in (0..).zip(outputs.iter_mut().zip(&seeds)) {
+            assert_eq!(output.ask.choice, choice);
+            assert_eq!(rest(output).await, (expected(*seed, tokens), Ending::Finished));
+        }
+        drop(outputs);
+        idle(&host).await;
+        assert_eq!(host.counters().unwrap().2.cancelled, 0);
+    });
+    drop(workers);
+    std::fs::remove_dir_all(&directory).unwrap();
+}
+
+fn choices(name: &str, n: u32, tokens: u32) -> Vec<Generate> {
+    let choice = |choice| Generate { choice, choices: n, ..ask(name, 7 + u64::from(choice), tokens) };
+    (0..n).map(choice).collect()
+}
+
+#[test]
+fn choices_whose_workers_are_yet_to_come_are_waited_for_and_none_is_given_up() {
+    restarts(4, choices("many", 8, 300), |host| {
+        // Some choices are known, and none may be answered without the others.
+        assert!(matches!(host.attach("many"), Err(Fault::Recovering(_))));
+        assert!(matches!(host.look("many"), Err(Fault::Recovering(_))));
+        assert!(matches!(host.generate(vec![ask("many", 1, 5)]), Err(Fault::Recovering(_))));
+        assert_eq!(host.counters().unwrap().2.cancelled, 0);
+    });
+}
+
+#[test]
+fn a_look_at_what_was_asked_gives_nothing_up() {
+    restarts(1, choices("few", 3, 300), |host| {
+        let asks = host.look("few").unwrap();
+        assert_eq!(
+            asks.iter().map(|ask| (ask.choice, ask.choices)).collect::<Vec<_>>(),
+            [(0, 3), (1, 3), (2, 3)]
+        );
+    });
+}
+
+#[test]
+fn the_end_of_a_request_is_kept_from_the_cluster_until_its_client_has_it() {
+    let directory = std::env::temp_dir().join(format!("splitcore-ends-{}", std::process::id()));
+    std::fs::create_dir_all(&directory).unwrap();
+    let at = format!("unix:{}", directory.join("workers").display());
+    let worker = served(options(&at), async |host, workers| {
+        let worker = Worker::start(&workers, "w", "model", model);
+        ready(&host).await;
+        let mut outputs = host.generate(choices("r", 2, 5)).unwrap();
+        for (output, seed) in outputs.iter_mut().zip([7, 8]) {
+            assert_eq!(rest(output).await, (expected(seed, 5), Ending::Finished));
+        }
+        // A worker says that an output has ended before it says that its blocks are free.
+        while !all_free(&host) {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!((host.counters().unwrap().0, host.counters().unwrap().2.finished), (2, 0));
+        std::mem::forget(outputs);
+        worker
+    });
+    common::next_life();
+    served(Options { grace_s: 15.0, ..options(&at) }, async |host, _| {
+        let mut outputs = loop {
+            match host.attach("r") {
+                Ok(outputs) => break outputs,
+                Err(fault) => assert!(matches!(fault, Fault::Recovering(_)), "{fault}"),
+            }
+            tokio::task::yield_now().await;
+        };
+        for (output, seed) in outputs.iter_mut().zip([7, 8]) {
+            assert_eq!(rest(output).await, (expected(seed, 5), Ending::Finished));
+        }
+        drop(outputs);
+        idle(&host).await;
+    });
+    drop(worker);
+    std::fs::remove_dir_all(&directory).unwrap();
+}
+
+#[test]
+fn an_output_that_is_long_enough_ends_with_its_worker_and_is_kept_there() {
+    served(options("127.0.0.1:0"), async |host, workers| {
+        let worker = Worker::start(&workers, "w", "model", model);
+        ready(&host).await;
+        let mut outputs = host.generate(choices("r", 2, 7000)).unwrap();
+        assert!(matches!(outputs[0].next().await, Said::Tokens { from: 0, .. }));
+        outputs[0].enough(1);
+        drop(outputs.pop());
+        // Its machine has let its blocks go.
+        while !all_free(&host) || host.counters().unwrap().0 > 1 {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(host.counters().unwrap().0, 1, "the Cluster has not heard of the end");
+        outputs.extend(host.attach("r").unwrap().into_iter().take(1));
+        let (tokens, ending) = rest(&mut outputs[1]).await;
+        assert_eq!(tokens, expected(7, tokens.len() as u32));
+        assert!(tokens.len() < 7000 && ending == Ending::Finished);
+        drop(outputs);
+        idle(&host).await;
+        drop(worker);
     });
 }

@@ -49,10 +49,10 @@ pub(crate) struct Pass {
     follows: Mutex<Vec<Vec<Follow>>>,
 }
 
-type How = Option<(f64, f64, u64)>;
+type How = Option<(f64, f64, u64, Vec<u32>)>;
 
-fn sampling(sampling: Option<Sampling>) -> How {
-    sampling.map(|Sampling { temperature, top_p, seed }| (temperature, top_p, seed))
+fn sampling(sampling: Option<Sampling>, forbidden: Vec<u32>) -> How {
+    sampling.map(|Sampling { temperature, top_p, seed, .. }| (temperature, top_p, seed, forbidden))
 }
 
 impl Pass {
@@ -60,7 +60,7 @@ impl Pass {
         let (mut keys, mut follows) = (Vec::new(), Vec::new());
         let spans = PyList::empty(py);
         for span in pass.spans {
-            let how = sampling(span.sampling);
+            let how = sampling(span.sampling, span.forbidden);
             let follows_any = !span.follows.is_empty();
             spans.append((span.tokens, span.start, span.blocks, how, span.output, follows_any))?;
             keys.push(span.key);

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rustls::ServerConfig;
-use splitcore_core::id::MachineId;
+use splitcore_core::id::{LegKey, MachineId};
 use splitcore_core::time::Time;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadHalf, WriteHalf};
 use tokio::net::{TcpListener, TcpStream, UnixListener};
@@ -63,6 +63,7 @@ enum Say {
     Refuse(Refusal),
     Registered,
     Command(Box<Assigned>),
+    Enough(LegKey, u32),
     Close(String),
 }
 
@@ -98,6 +99,11 @@ impl Handle {
     /// Gives the worker something to do.
     pub fn command(&self, assigned: Assigned) {
         self.say(Say::Command(Box::new(assigned)));
+    }
+
+    /// An output needs no more than so many tokens.
+    pub fn enough(&self, key: LegKey, tokens: u32) {
+        self.say(Say::Enough(key, tokens));
     }
 
     /// Ends the session, and tells the worker why.
@@ -365,6 +371,7 @@ impl Task {
             Say::Refuse(refusal) => self.session.refuse(refusal, steps),
             Say::Registered => drop(self.session.registered(steps)),
             Say::Command(assigned) => drop(self.session.command(*assigned, steps)),
+            Say::Enough(key, tokens) => drop(self.session.enough(key, tokens, steps)),
             Say::Close(reason) => self.session.close(CloseReason::Closed(reason), steps),
         }
     }

@@ -14,7 +14,7 @@ use crate::auth::Key;
 use crate::hex::{Nonce, Proof};
 
 /// The version of all that is in this module. Two sides speak the same one or not at all.
-pub const PROTOCOL: u32 = 1;
+pub const PROTOCOL: u32 = 2;
 
 /// How output tokens are drawn.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -23,6 +23,9 @@ pub struct Sampling {
     pub temperature: f64,
     /// The share of probability that is drawn from, above 0 and at most 1.
     pub top_p: f64,
+    /// So many output tokens there are before one of `stop_ids` may be drawn.
+    #[serde(default)]
+    pub min_tokens: u32,
     /// The draw of token `i` depends on this and `i` alone, so that a stream that goes on elsewhere is unbroken.
     pub seed: u64,
 }
@@ -297,6 +300,14 @@ pub enum ToWorker {
     },
     /// Something to do.
     Command(Box<Assigned>),
+    /// An output is as long as its client wants it: at a text that only the daemon looks for. It ends as at its cap, and
+    /// is kept until `Release` like any other.
+    Enough {
+        /// Whose.
+        key: LegKey,
+        /// Output tokens that it has then, over all attempts.
+        tokens: u32,
+    },
     /// Still there?
     Ping {
         /// Counts from 1.
@@ -445,6 +456,7 @@ impl Named for ToWorker {
             Self::Refused(_) => "refused",
             Self::Registered { .. } => "registered",
             Self::Command(_) => "command",
+            Self::Enough { .. } => "enough",
             Self::Ping { .. } => "ping",
             Self::Close { .. } => "close",
         }

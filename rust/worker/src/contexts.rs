@@ -80,10 +80,21 @@ impl Context {
     /// Whether nothing more is to be drawn. An attempt that goes on elsewhere may begin so: the word of the end was lost
     /// and the tokens were not.
     pub(crate) fn is_over(&self, bounds: ModelBounds) -> bool {
-        let stops = |token: &u32| self.descriptor.stop_ids.contains(token);
+        let may_stop = self.has() > self.descriptor.sampling.min_tokens;
+        let stops = |token: &u32| may_stop && self.descriptor.stop_ids.contains(token);
         self.has() >= self.cap
             || self.outputs(0).last().is_some_and(stops)
             || self.tokens.len() as u64 > u64::from(bounds.context)
+    }
+
+    /// Tokens that may not be drawn next: those that would end the output too early.
+    pub(crate) fn forbidden(&self) -> &[u32] {
+        if self.has() < self.descriptor.sampling.min_tokens { &self.descriptor.stop_ids } else { &[] }
+    }
+
+    /// Its client wants no more than so many output tokens.
+    pub(crate) fn enough(&mut self, tokens: u32) {
+        self.cap = self.cap.min(tokens);
     }
 
     /// The tokens at these positions, if an engine can run them.
@@ -196,7 +207,7 @@ mod tests {
     const ANY: ModelBounds = ModelBounds { context: 100, vocabulary: 1000 };
 
     fn descriptor(prompt: &[u32]) -> Descriptor {
-        let sampling = Sampling { temperature: 0.0, top_p: 1.0, seed: 0 };
+        let sampling = Sampling { temperature: 0.0, top_p: 1.0, min_tokens: 0, seed: 0 };
         let (name, note) = (String::new(), String::new());
         Descriptor { name, prompt: prompt.to_vec(), sampling, stop: Vec::new(), stop_ids: vec![9], note }
     }
@@ -214,6 +225,25 @@ mod tests {
     #[allow(clippy::unnecessary_wraps, reason = "as it is told")]
     fn tokens(from: u32, ids: &[u32]) -> Option<Tokens> {
         Some(Tokens { key: KEY, from, ids: ids.to_vec() })
+    }
+
+    #[test]
+    fn tokens_that_end_an_output_are_not_drawn_before_its_least_number() {
+        let mut context = Context::new(descriptor(&[1, 2, 3]), &work(3, 1, 50));
+        context.descriptor.sampling.min_tokens = 1 + context.has();
+        assert_eq!(context.forbidden(), [9]);
+        context.draw(9, ANY);
+        assert!(!context.is_over(ANY), "too early");
+        assert_eq!(context.forbidden(), [0_u32; 0]);
+    }
+
+    #[test]
+    fn an_output_that_is_long_enough_is_over() {
+        let mut context = Context::new(descriptor(&[1, 2, 3]), &work(3, 1, 50));
+        context.enough(2);
+        assert!(!context.is_over(ANY));
+        context.draw(4, ANY);
+        assert!(context.is_over(ANY));
     }
 
     #[test]

@@ -18,6 +18,8 @@ pub struct Span {
     pub blocks: Vec<u32>,
     /// How the token after the span is drawn; `None`: none is.
     pub sampling: Option<Sampling>,
+    /// Tokens that may not be drawn: the output would end too early.
+    pub forbidden: Vec<u32>,
     /// Which output token of the request that is, from 0.
     pub output: u32,
     /// Transfers that follow the layers of this span.

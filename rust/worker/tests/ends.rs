@@ -109,7 +109,7 @@ fn compute(prompt: &[u32], max_new_tokens: u32) -> Assigned {
         descriptor: Some(Descriptor {
             name: "a".to_owned(),
             prompt: prompt.to_vec(),
-            sampling: Sampling { temperature: 1.0, top_p: 1.0, seed: 3 },
+            sampling: Sampling { temperature: 1.0, top_p: 1.0, min_tokens: 0, seed: 3 },
             stop: Vec::new(),
             stop_ids: vec![STOP],
             note: String::new(),

@@ -59,6 +59,8 @@ class Sampling:
     """0 is greedy."""
     top_p: float
     seed: int
+    min_tokens: int = 0
+    """So many output tokens there are before one of `Descriptor.stop_ids` may be drawn."""
 
 
 @dataclass(frozen=True, slots=True)

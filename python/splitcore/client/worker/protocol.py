@@ -14,7 +14,7 @@ from splitcore.client.worker.messages import Command, Descriptor, Identity, Key,
 
 __all__ = ["HANDSHAKE_LIMIT_S", "PROTOCOL", "WorkerProtocol", "prove"]
 
-PROTOCOL = 1
+PROTOCOL = 2
 HANDSHAKE_LIMIT_S = 5.0
 """From the connection to the welcome."""
 
@@ -35,7 +35,7 @@ def prove(secret: bytes, who: str, challenge: str, hello: str, name: str) -> str
     Returns:
         The proof in hexadecimal.
     """
-    signed = f"splitcore {PROTOCOL} {who}\0".encode() + bytes.fromhex(challenge) + bytes.fromhex(hello) + name.encode()
+    signed = f"splitcore 1 {who}\0".encode() + bytes.fromhex(challenge) + bytes.fromhex(hello) + name.encode()
     return hmac.new(secret.rstrip(), signed, hashlib.sha256).hexdigest()
 
 
@@ -110,6 +110,9 @@ class WorkerProtocol:
                 raise AnswerError("registered: it names another epoch than the welcome did")
             self.is_registered = True
             self.identity = dataclasses.replace(self.identity, epoch=self.welcome.epoch)
+        elif name == "enough" and self.is_registered:
+            # An output may end here. Who goes on computes for nothing until the abort comes, and no more than that.
+            pass
         elif name == "command" and self.is_registered and self.welcome is not None:
             return self._command(self.welcome.epoch, body)
         else:

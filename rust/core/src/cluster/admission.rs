@@ -12,6 +12,12 @@ use crate::id::Order;
 /// Place in the line of parked requests: rank, then arrival. The slot makes the request easy to find.
 pub(super) type ParkedKey = (i128, Order, u32);
 
+/// KV tokens that an arrival books: its prompt and a token, on each of its machines.
+fn kv_of(arrival: &Arrival, choice: Choice) -> u64 {
+    let legs = if choice.prompt.machine == choice.token.machine { 1 } else { 2 };
+    legs * (u64::from(arrival.prompt_tokens) + 1)
+}
+
 impl Cluster {
     /// The pair for an arrival, or why it is turned away: what can never fit or exceeds a bound first, then the pool
     /// search, then the share kept free, then the limits of its class on that pair.
@@ -27,6 +33,27 @@ impl Cluster {
         Ok(choice)
     }
 
+    /// Whether the bounds on requests and on KV leave room for all of these, one after the other: what belongs together
+    /// is asked for together, before any of it is placed.
+    ///
+    /// # Errors
+    /// Why one of them, or the last of them, would be turned away.
+    pub fn check_together(&self, arrivals: &[Arrival]) -> Result<(), Rejection> {
+        if self.requests.len() + arrivals.len() > self.config.requests_max as usize {
+            return Err(Rejection::RequestsMax);
+        }
+        let mut more = 0;
+        for arrival in arrivals {
+            more += kv_of(arrival, self.answer(arrival)?);
+        }
+        let is_bound = self.config.recovery_headroom_permille > 0;
+        if is_bound && !self.leaves_headroom(arrivals.len(), more) {
+            Err(Rejection::Headroom)
+        } else {
+            Ok(())
+        }
+    }
+
     /// Whether anything is predicted at all.
     pub(super) fn predicts(&self) -> bool {
         self.config.admission != Admission::Bounds
@@ -35,14 +62,16 @@ impl Cluster {
     /// Whether the arrival leaves a share of slots and of KV tokens free, itself counted.
     #[cold]
     fn check_headroom(&self, arrival: &Arrival, choice: Choice) -> Result<(), Rejection> {
-        let legs = if choice.prompt.machine == choice.token.machine { 1 } else { 2 };
-        let more = legs * (u64::from(arrival.prompt_tokens) + 1);
+        if self.leaves_headroom(1, kv_of(arrival, choice)) { Ok(()) } else { Err(Rejection::Headroom) }
+    }
+
+    fn leaves_headroom(&self, requests: usize, more: u64) -> bool {
         let (kv_tokens, capacity_tokens) = self.pools.kv_total().unwrap_or_default();
         let usable = u128::from(1000 - self.config.recovery_headroom_permille);
         let leaves = |used: u128, of: u128| used * 1000 <= of * usable;
-        let slots = leaves(self.requests.len() as u128 + 1, u128::from(self.config.requests_max));
+        let slots = leaves((self.requests.len() + requests) as u128, u128::from(self.config.requests_max));
         let kv = leaves(kv_tokens + u128::from(more), capacity_tokens);
-        if slots && kv { Ok(()) } else { Err(Rejection::Headroom) }
+        slots && kv
     }
 
     /// Whether the chosen pair is expected to keep the limits of the class. A class without limits and a machine

@@ -10,6 +10,9 @@ use splitcore_wire::message::Sampling;
 use super::managed::Entry;
 use super::{Ask, Fault, Host, State};
 
+/// Tokens that are heard of at once, at most.
+const TOKENS_MAX: usize = 64;
+
 /// One choice of a client's request.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Generate {
@@ -17,6 +20,8 @@ pub struct Generate {
     pub name: String,
     /// Which choice, from 0.
     pub choice: u32,
+    /// How many choices the request has. They belong together: an answer has all of them.
+    pub choices: u32,
     /// The client's prompt.
     pub prompt: Arc<[u32]>,
     /// Output tokens at most.
@@ -33,6 +38,13 @@ pub struct Generate {
     pub class: u32,
     /// Higher goes first among those that wait.
     pub priority: i32,
+}
+
+impl Generate {
+    fn arrival(&self, request: u64) -> Arrival {
+        let (class, priority) = (self.class, self.priority);
+        Arrival { class, priority, ..Arrival::new(request, self.prompt.len() as u32, self.max_new_tokens) }
+    }
 }
 
 /// How a choice ended.
@@ -82,25 +94,27 @@ impl Host {
         Ok(asks.into_iter().zip(requests).map(output).collect())
     }
 
-    /// The choices of a request that is live or has ended lately.
+    /// What was asked for by a request that is live or has ended lately, choice by choice. Nobody reads it for that.
     ///
     /// # Errors
-    /// No request has this name, or none is known yet after a restart.
+    /// No request has this name, or not all of its choices are known, or not yet after a restart.
+    pub fn look(&self, name: &str) -> Result<Vec<Arc<Generate>>, Fault> {
+        self.with(|state| Ok(state.whole(name)?.into_iter().map(|(ask, _)| ask).collect()))
+    }
+
+    /// The choices of a request that is live or has ended lately: all of them, or none.
+    ///
+    /// # Errors
+    /// As [`Host::look`].
     pub fn attach(self: &Arc<Self>, name: &str) -> Result<Vec<Output>, Fault> {
         let found = self.with(|state| {
-            state.begin()?;
-            let fault = if state.core.is_recovering() { Fault::Recovering } else { Fault::UnknownName };
-            let unknown = || fault(name.to_owned());
-            let book = &mut state.managed.as_mut().ok_or_else(unknown)?.book;
-            let requests = book.named(name);
-            if requests.is_empty() {
-                return Err(unknown());
+            let found = state.whole(name)?;
+            if let Some(managed) = &mut state.managed {
+                for &(_, request) in &found {
+                    managed.book.attach(request);
+                }
             }
-            for &request in &requests {
-                book.attach(request);
-            }
-            let ask = |&request: &u64| book.get(request).map(|entry| (Arc::clone(&entry.ask), request));
-            Ok(requests.iter().filter_map(ask).collect::<Vec<_>>())
+            Ok(found)
         })?;
         Ok(found.into_iter().map(|(ask, request)| self.output(ask, request)).collect())
     }
@@ -111,11 +125,33 @@ impl Host {
 }
 
 impl State {
+    /// All choices of a request, in order.
+    fn whole(&mut self, name: &str) -> Result<Vec<(Arc<Generate>, u64)>, Fault> {
+        self.begin()?;
+        let is_recovering = self.core.is_recovering();
+        let book = self.managed.as_ref().map(|managed| &managed.book);
+        let (requests, is_whole) = book.map(|book| book.choices(name)).unwrap_or_default();
+        if !is_whole {
+            // As long as workers come back, one of them may have what is missing.
+            return Err(match requests.len() {
+                _ if is_recovering => Fault::Recovering(name.to_owned()),
+                0 => Fault::UnknownName(name.to_owned()),
+                _ => Fault::Incomplete(name.to_owned()),
+            });
+        }
+        let ask = |request| Some((Arc::clone(&book?.get(request)?.ask), request));
+        Ok(requests.into_iter().filter_map(ask).collect())
+    }
+
     fn generate(&mut self, asks: &[Arc<Generate>]) -> Result<Vec<u64>, Fault> {
         let now = self.begin()?;
+        if let Some(ask) = asks.first() {
+            self.free_name(now, &ask.name)?;
+        }
+        self.check_together(asks)?;
         let mut requests = Vec::with_capacity(asks.len());
         for ask in asks {
-            match self.begin_choice(now, ask, requests.is_empty()) {
+            match self.begin_choice(now, ask, requests.first().copied()) {
                 Ok(request) => requests.push(request),
                 Err(fault) => {
                     for request in requests {
@@ -128,19 +164,27 @@ impl State {
         Ok(requests)
     }
 
-    fn begin_choice(&mut self, now: Time, ask: &Arc<Generate>, is_first: bool) -> Result<u64, Fault> {
-        if is_first {
-            self.free_name(now, &ask.name)?;
+    /// All choices find room, or none is begun: nothing is placed that its client would never have.
+    fn check_together(&mut self, asks: &[Arc<Generate>]) -> Result<(), Fault> {
+        if asks.len() < 2 {
+            return Ok(());
         }
+        let arrivals: Vec<Arrival> = asks.iter().map(|ask| ask.arrival(self.next_id)).collect();
+        self.core.check_together(&arrivals).map_err(|reason| {
+            let request = self.next_id;
+            self.totals.reject(reason);
+            self.rejected(request, reason);
+            Fault::Rejected { request, reason }
+        })
+    }
+
+    /// `first` is the request of the first choice, once that has begun.
+    fn begin_choice(&mut self, now: Time, ask: &Arc<Generate>, first: Option<u64>) -> Result<u64, Fault> {
         let request = self.new_id();
         let book = &mut self.managed.as_mut().ok_or(Fault::NoWorkers)?.book;
-        book.begin(request, Arc::clone(ask), now);
-        let arrival = Arrival {
-            class: ask.class,
-            priority: ask.priority,
-            ..Arrival::new(request, ask.prompt.len() as u32, ask.max_new_tokens)
-        };
-        let mut placing = Ask { request: Some(request), arrival, pin_token: None, dry_run: false };
+        book.begin(request, first.unwrap_or(request), Arc::clone(ask), now);
+        let mut placing =
+            Ask { request: Some(request), arrival: ask.arrival(request), pin_token: None, dry_run: false };
         let placed = self.place(now, &mut placing);
         if let (Err(_), Some(managed)) = (&placed, &mut self.managed) {
             managed.book.forget(request);
@@ -148,13 +192,19 @@ impl State {
         placed.map(|_| request)
     }
 
-    /// A name can be used again when all that had it is complete, whether or not the Cluster has heard so.
+    /// A name can be used again when all that had it is complete, whether or not the Cluster has heard so; and when
+    /// nobody will ever be answered, since choices of it are lost.
     fn free_name(&mut self, now: Time, name: &str) -> Result<(), Fault> {
+        let is_recovering = self.core.is_recovering();
         let book = &self.managed.as_ref().ok_or(Fault::NoWorkers)?.book;
-        if book.is_live(name) {
+        if book.is_live(name) && book.choices(name).1 {
             return Err(Fault::DuplicateName(name.to_owned()));
         }
-        for request in book.named(name) {
+        if book.is_live(name) && is_recovering {
+            // It may turn out to be whole yet.
+            return Err(Fault::Recovering(name.to_owned()));
+        }
+        for request in book.named(name).to_vec() {
             self.close(now, request);
             if let Some(managed) = &mut self.managed {
                 managed.book.forget(request);
@@ -190,6 +240,19 @@ impl Output {
         .unwrap_or(Err(Ending::Failed("stopped")))
     }
 
+    /// No more than the first `tokens` are wanted. Its machine ends it there, and keeps it like any other that has ended.
+    pub fn enough(&self, tokens: u32) {
+        let request = self.request;
+        let _ = self.host.with(|state| {
+            if let Some(managed) = &mut state.managed
+                && let Some((machine, key)) = managed.book.enough(request, tokens)
+            {
+                managed.enough(machine, key, tokens);
+            }
+            Ok(())
+        });
+    }
+
     /// What comes next. After the end it is the end again.
     pub async fn next(&mut self) -> Said {
         let given = self.given;
@@ -197,7 +260,8 @@ impl Output {
             .wait(|entry| {
                 let new = &entry.tokens[given.min(entry.tokens.len())..];
                 if !new.is_empty() {
-                    return Some(Said::Tokens { from: given as u32, ids: new.to_vec() });
+                    let ids = new[..new.len().min(TOKENS_MAX)].to_vec();
+                    return Some(Said::Tokens { from: given as u32, ids });
                 }
                 entry.ending.map(Said::Ended)
             })

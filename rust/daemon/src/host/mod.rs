@@ -88,8 +88,13 @@ pub enum Fault {
     #[error("a request '{0}' is live")]
     DuplicateName(String),
     /// It has restarted, and the worker that has the request may be yet to come.
-    #[error("the service has restarted and hears from its machines first; '{0}' is not known yet")]
+    #[error(
+        "the service has restarted and hears from its machines first; '{0}' is not known yet, or not all of it"
+    )]
     Recovering(String),
+    /// Some of its choices were known to machines alone that are lost.
+    #[error("choices of request '{0}' are lost with the machines that had them; ask anew")]
+    Incomplete(String),
     /// No request that is live or has ended lately has this name.
     #[error("there is no request '{0}'")]
     UnknownName(String),

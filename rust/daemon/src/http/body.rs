@@ -225,6 +225,12 @@ pub(crate) async fn json_by<T: Send + 'static>(
     taken_apart(app, read(app, request).await?, parse).await
 }
 
+/// The bytes of a body that must be JSON: as long as they live, they count as on their way.
+pub(crate) async fn json_bytes(app: &App, request: Request) -> Result<Bytes, ApiError> {
+    require_json(request.headers())?;
+    read(app, request).await
+}
+
 /// As `json_by`, with the body itself: as long as it lives, it counts as on its way.
 pub(crate) async fn json_held<T>(app: &App, request: Request) -> Result<(T, Bytes), ApiError>
 where

@@ -60,6 +60,8 @@ impl ApiError {
         let r#type = match self.status {
             StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
             StatusCode::UNAUTHORIZED => "authentication_error",
+            // Whoever it was that gave the request up: it was not wrong.
+            StatusCode::GONE => "request_cancelled",
             status if status.is_server_error() => "server_error",
             _ => "invalid_request_error",
         };
@@ -151,7 +153,7 @@ impl From<Fault> for ApiError {
             Fault::OwnWorkers => Self::new(StatusCode::CONFLICT, "own_workers", message),
             Fault::DuplicateName(_) => Self::new(StatusCode::CONFLICT, "duplicate_request", message),
             Fault::Recovering(_) => Self::new(StatusCode::SERVICE_UNAVAILABLE, "recovering", message),
-            Fault::UnknownName(_) | Fault::UnknownRequest(_) => {
+            Fault::UnknownName(_) | Fault::Incomplete(_) | Fault::UnknownRequest(_) => {
                 Self::new(StatusCode::NOT_FOUND, "unknown_request", message)
             }
             Fault::Twice(_) => Self {

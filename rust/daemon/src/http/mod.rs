@@ -17,7 +17,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, delete, get, post, put};
 use hyper::body::Incoming;
 use hyper::header::{HeaderName, HeaderValue, X_CONTENT_TYPE_OPTIONS};
-use hyper::{Method, Request, StatusCode};
+use hyper::{Method, Request, StatusCode, Uri};
 use tokio::sync::{Mutex, Semaphore, watch};
 use tower_service::Service;
 
@@ -110,8 +110,9 @@ pub(crate) fn router(app: &Arc<App>) -> Router {
     for (path, method) in routes() {
         router = router.route(path, method);
     }
-    let missing = || async {
-        ApiError::new(StatusCode::NOT_FOUND, "unknown_path", "nothing is at this path; see /openapi.json")
+    let missing = |uri: Uri| async move {
+        let message = openai::instead_of(uri.path()).unwrap_or("nothing is at this path; see /openapi.json");
+        ApiError::new(StatusCode::NOT_FOUND, "unknown_path", message)
     };
     let method = || async {
         let message = "this path does not answer that method; see /openapi.json";

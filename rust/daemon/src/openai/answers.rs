@@ -19,6 +19,10 @@ use crate::http::errors::ApiError;
 /// Proxies that know it hand on every event at once.
 static BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
 
+const EVENTS: &str = "text/event-stream; charset=utf-8";
+/// An answer with so many bytes of text is written beside the thread that serves connections.
+const LONG_ANSWER: usize = 256 << 10;
+
 /// What a choice that does not go on means to its client.
 pub(super) fn failure(ending: Ending) -> ApiError {
     let (status, code, message) = match ending {
@@ -72,7 +76,6 @@ async fn whole(
     while let Some(heard) = choices.next().await {
         let (choice, pieces) = match heard {
             Heard::Pieces { choice, pieces, .. } => (choice, pieces),
-            Heard::Finished { choice, piece } => (choice, vec![piece]),
             Heard::Failed { ending, .. } => return Err(failure(ending)),
         };
         let (text, finish) = &mut texts[choice];
@@ -81,11 +84,36 @@ async fn whole(
             *finish = piece.finish.map(finish_name).or(*finish);
         }
     }
-    let shown = texts.iter().enumerate();
-    let shown: Vec<Choice<'_>> =
-        shown.map(|(index, (text, finish))| Choice::whole(note.kind, index, text, *finish)).collect();
     let usage = Usage::new(prompt_tokens, choices.taken());
-    Ok(body::answer(StatusCode::OK, &Answer::whole(name, note, &shown, usage)))
+    let is_long = texts.iter().map(|(text, _)| text.len()).sum::<usize>() > LONG_ANSWER;
+    let (name, note) = (name.to_owned(), note.clone());
+    let write = move || {
+        let shown = texts.iter().enumerate();
+        let shown: Vec<Choice<'_>> =
+            shown.map(|(index, (text, finish))| Choice::whole(note.kind, index, text, *finish)).collect();
+        body::answer(StatusCode::OK, &Answer::whole(&name, &note, &shown, usage))
+    };
+    let response = if is_long {
+        let stopped =
+            |_| ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "stopped", "the answer was not written");
+        tokio::task::spawn_blocking(write).await.map_err(stopped)?
+    } else {
+        write()
+    };
+    let_go(choices);
+    Ok(response)
+}
+
+/// Nobody needs the tokens any more once the client has the answer, which the connection has yet to write: it does so
+/// before anything that begins now.
+fn let_go(held: impl Send + 'static) {
+    tokio::spawn(async move { drop(held) });
+}
+
+/// What is known of an answer without it.
+pub(super) fn head(note: &Note) -> Response {
+    let content_type = if note.stream { EVENTS } else { "application/json" };
+    body::raw(StatusCode::OK, content_type, Vec::new())
 }
 
 /// A stream that is being read.
@@ -98,15 +126,18 @@ struct Events {
 }
 
 fn stream(name: String, note: Note, choices: Choices, has: Option<Vec<u32>>, prompt_tokens: u64) -> Response {
-    let feed = Feed::new(name, note, choices.len(), has);
+    let feed = Feed::new(name, note, choices.len(), has, prompt_tokens);
     let events = Events { feed, choices, prompt_tokens, error: None, closed: false };
     let bytes = futures_util::stream::unfold(events, |mut events| async move {
-        let next = events.next().await?;
+        let Some(next) = events.next().await else {
+            let_go(events);
+            return None;
+        };
         Some((Ok::<_, Infallible>(next), events))
     });
     let mut response = Response::new(Body::from_stream(bytes));
     let headers = response.headers_mut();
-    headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static(EVENTS));
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
     headers.insert(BUFFERING.clone(), HeaderValue::from_static("no"));
     response
@@ -122,7 +153,6 @@ impl Events {
             }
             match self.choices.next().await {
                 Some(Heard::Pieces { choice, from, pieces }) => self.feed.pieces(choice, from, &pieces),
-                Some(Heard::Finished { choice, piece }) => self.feed.finished(choice, &piece),
                 Some(Heard::Failed { choice, ending }) => {
                     self.feed.failed(choice);
                     self.error.get_or_insert_with(|| failure(ending));

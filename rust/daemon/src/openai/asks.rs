@@ -22,6 +22,8 @@ pub(super) struct Note {
     pub(super) seed: u64,
     pub(super) stream: bool,
     pub(super) include_usage: bool,
+    #[serde(default)]
+    pub(super) continuous_usage: bool,
 }
 
 /// The seed of a choice: the request's own for the first, so that one choice alone is as the first of many.
@@ -75,15 +77,6 @@ impl Source {
     /// The field that it comes from.
     pub(super) fn field(&self) -> &'static str {
         if matches!(self, Self::Messages(_)) { "messages" } else { "prompt" }
-    }
-
-    /// Bytes, about, of which tokens must be made.
-    pub(super) fn bytes(&self) -> usize {
-        match self {
-            Self::Texts(texts) => texts.iter().map(String::len).sum(),
-            Self::Tokens(_) => 0,
-            Self::Messages(messages) => messages.iter().map(|message| message.content.len()).sum(),
-        }
     }
 }
 
@@ -139,9 +132,15 @@ pub(super) fn asks(
             asks.push(Generate {
                 name: name.to_owned(),
                 choice: asks.len() as u32,
+                choices: (prompts.len() * asked.n) as u32,
                 prompt: Arc::clone(prompt),
                 max_new_tokens,
-                sampling: Sampling { temperature: asked.temperature, top_p: asked.top_p, seed },
+                sampling: Sampling {
+                    temperature: asked.temperature,
+                    top_p: asked.top_p,
+                    min_tokens: asked.min_tokens,
+                    seed,
+                },
                 stop: asked.stop.clone(),
                 stop_ids: stop_ids.clone(),
                 note: text.clone(),

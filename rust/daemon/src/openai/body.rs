@@ -3,8 +3,8 @@
 use std::fmt;
 
 use serde::Deserialize;
-use serde::de::value::SeqAccessDeserializer;
-use serde::de::{Deserializer, Error, SeqAccess, Visitor};
+use serde::de::value::{MapAccessDeserializer, SeqAccessDeserializer};
+use serde::de::{Deserializer, Error, MapAccess, SeqAccess, Unexpected, Visitor};
 use serde_json::{Map, Value};
 
 /// Both kinds of request; what one of them does not have is refused later, by its name.
@@ -19,9 +19,10 @@ pub(super) struct Body {
     pub(super) stop: Option<Stop>,
     pub(super) stop_token_ids: Option<Vec<u32>>,
     pub(super) ignore_eos: Option<bool>,
-    pub(super) seed: Option<i64>,
+    pub(super) seed: Option<Seed>,
     pub(super) temperature: Option<f64>,
     pub(super) top_p: Option<f64>,
+    pub(super) min_tokens: Option<u32>,
     pub(super) max_tokens: Option<u32>,
     pub(super) max_completion_tokens: Option<u32>,
     pub(super) stream: Option<bool>,
@@ -32,11 +33,50 @@ pub(super) struct Body {
 }
 
 #[derive(Debug, Default, Deserialize)]
-#[serde(default, deny_unknown_fields)]
+#[serde(default)]
 pub(super) struct StreamOptions {
     pub(super) include_usage: Option<bool>,
+    pub(super) continuous_usage_stats: Option<bool>,
     #[serde(rename = "include_obfuscation")]
     _include_obfuscation: Option<bool>,
+    /// Everything else.
+    #[serde(flatten)]
+    pub(super) rest: Map<String, Value>,
+}
+
+/// Where draws begin: any whole number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Seed(pub(super) u64);
+
+impl<'de> Deserialize<'de> for Seed {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        struct Whole;
+        impl Visitor<'_> for Whole {
+            type Value = Seed;
+
+            fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+                formatter.write_str("a whole number")
+            }
+
+            fn visit_u64<E: Error>(self, seed: u64) -> Result<Seed, E> {
+                Ok(Seed(seed))
+            }
+
+            fn visit_i64<E: Error>(self, seed: i64) -> Result<Seed, E> {
+                Ok(Seed(seed.cast_unsigned()))
+            }
+
+            /// Numbers beyond 64 bits come as this.
+            fn visit_f64<E: Error>(self, seed: f64) -> Result<Seed, E> {
+                if seed.fract() == 0.0 {
+                    Ok(Seed(seed.to_bits()))
+                } else {
+                    Err(E::invalid_type(Unexpected::Float(seed), &self))
+                }
+            }
+        }
+        from.deserialize_any(Whole)
+    }
 }
 
 /// Whose a message is.
@@ -52,28 +92,63 @@ pub(super) enum Role {
 #[derive(Debug, Deserialize)]
 pub(super) struct MessageBody {
     pub(super) role: Role,
-    pub(super) content: Content,
+    /// `None` where it is not there at all.
+    #[serde(default, deserialize_with = "given")]
+    pub(super) content: Option<Content>,
     #[serde(default)]
     pub(super) name: Option<String>,
     #[serde(flatten)]
     pub(super) rest: Map<String, Value>,
 }
 
-/// A text, or texts in parts.
+fn given<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Content>, D::Error> {
+    Content::deserialize(from).map(Some)
+}
+
+/// The text of a message; several parts are lines of it, and `null` is none.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Content(pub(super) String);
 
-#[derive(Deserialize)]
+/// Kinds of parts of a message: those that are texts.
+#[derive(Debug, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum PartType {
     Text,
+    InputText,
+    OutputText,
 }
 
 #[derive(Deserialize)]
-struct Part {
+struct TextPart {
     #[serde(rename = "type")]
     _type: PartType,
     text: String,
+}
+
+/// A part of a message: a text, or an object with one.
+struct Part(String);
+
+impl<'de> Deserialize<'de> for Part {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        struct Either;
+        impl<'de> Visitor<'de> for Either {
+            type Value = Part;
+
+            fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+                formatter.write_str("a text, or a part of type text")
+            }
+
+            fn visit_str<E: Error>(self, text: &str) -> Result<Part, E> {
+                Ok(Part(text.to_owned()))
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Part, A::Error> {
+                let part: TextPart = Deserialize::deserialize(MapAccessDeserializer::new(map))?;
+                Ok(Part(part.text))
+            }
+        }
+        from.deserialize_any(Either)
+    }
 }
 
 impl<'de> Deserialize<'de> for Content {
@@ -86,13 +161,17 @@ impl<'de> Deserialize<'de> for Content {
                 formatter.write_str("a text or a list of text parts")
             }
 
+            fn visit_unit<E: Error>(self) -> Result<Content, E> {
+                Ok(Content(String::new()))
+            }
+
             fn visit_str<E: Error>(self, text: &str) -> Result<Content, E> {
                 Ok(Content(text.to_owned()))
             }
 
             fn visit_seq<A: SeqAccess<'de>>(self, list: A) -> Result<Content, A::Error> {
                 let parts: Vec<Part> = Deserialize::deserialize(SeqAccessDeserializer::new(list))?;
-                let texts: Vec<String> = parts.into_iter().map(|part| part.text).collect();
+                let texts: Vec<String> = parts.into_iter().map(|Part(text)| text).collect();
                 Ok(Content(texts.join("\n")))
             }
         }

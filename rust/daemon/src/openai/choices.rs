@@ -8,6 +8,10 @@ use super::metrics::Tally;
 use super::text::{Finish, Model, Piece, Writer};
 use crate::host::{Ending, Output, Said};
 
+/// Tokens that are made into text before whoever else waits for this thread has a turn: an answer that is told again
+/// has all of its tokens at once.
+const STRETCH_MAX: usize = 64;
+
 /// One choice.
 struct Live {
     output: Option<Output>,
@@ -17,10 +21,8 @@ struct Live {
 
 /// What is heard of one choice.
 pub(super) enum Heard {
-    /// A piece for each token, from number `from` on.
+    /// A piece for each token, from number `from` on. An end without a token of its own is a piece as well.
     Pieces { choice: usize, from: u32, pieces: Vec<Piece> },
-    /// It has ended without a token that says so; the rest of its text.
-    Finished { choice: usize, piece: Piece },
     /// It goes on no more.
     Failed { choice: usize, ending: Ending },
 }
@@ -32,17 +34,20 @@ pub(super) struct Choices {
     tally: Tally,
     /// Whose turn it is, so that no choice waits for another.
     turn: usize,
+    /// Tokens since others were let on.
+    at_a_stretch: usize,
 }
 
 impl Choices {
     pub(super) fn new(model: Arc<Model>, outputs: Vec<Output>, tally: Tally) -> Self {
         let live = outputs.into_iter().map(|output| {
             let ask = &output.ask;
-            let writer = Writer::new(&model, &ask.prompt, ask.max_new_tokens, &ask.stop, &ask.stop_ids);
+            let tokens = (ask.sampling.min_tokens, ask.max_new_tokens);
+            let writer = Writer::new(&model, &ask.prompt, tokens, &ask.stop, &ask.stop_ids);
             Live { output: Some(output), writer, over: false }
         });
         let live = live.collect();
-        Self { model, live, tally, turn: 0 }
+        Self { model, live, tally, turn: 0, at_a_stretch: 0 }
     }
 
     /// How many.
@@ -75,9 +80,15 @@ impl Choices {
         if self.live.iter().all(|live| live.over) {
             return None;
         }
+        if self.at_a_stretch >= STRETCH_MAX {
+            self.at_a_stretch = 0;
+            tokio::task::yield_now().await;
+        }
         let (choice, said) = any(&mut self.live, self.turn).await;
         self.turn = choice + 1;
-        Some(self.hear(choice, said))
+        let heard = self.hear(choice, said);
+        self.at_a_stretch += if let Heard::Pieces { pieces, .. } = &heard { pieces.len() } else { 1 };
+        Some(heard)
     }
 
     fn hear(&mut self, choice: usize, said: Said) -> Heard {
@@ -97,9 +108,9 @@ impl Choices {
                 Heard::Pieces { choice, from, pieces }
             }
             Said::Ended(Ending::Finished) => {
-                let piece = live.writer.end(&self.model);
+                let (from, piece) = (live.writer.taken(), live.writer.end(&self.model));
                 self.finished(choice, piece.finish);
-                Heard::Finished { choice, piece }
+                Heard::Pieces { choice, from, pieces: vec![piece] }
             }
             Said::Ended(ending) => {
                 live.over = true;
@@ -114,9 +125,12 @@ impl Choices {
         let live = &mut self.live[choice];
         live.over = true;
         self.tally.finished(choice, finish);
-        // What has ended by itself is kept until the answer has gone.
-        if live.writer.runs_on() {
-            live.output = None;
+        // It is kept, here and with its machine, until the whole answer has gone: who comes back to another daemon needs
+        // all choices.
+        if live.writer.runs_on()
+            && let Some(output) = &live.output
+        {
+            output.enough(live.writer.taken());
         }
     }
 }

@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use super::asks::Note;
+use super::place;
 use super::shapes::{Answer, Choice, Usage, finish_name};
 use super::text::Piece;
 use crate::http::errors::ApiError;
@@ -12,13 +13,16 @@ const DONE: &[u8] = b"data: [DONE]\n\n";
 /// Writes the events of one stream.
 ///
 /// An event stands for one token at most and is made from it and those before it, so that a stream that is told again is
-/// the same. Its id is how many tokens of each choice have been taken; what has no id of its own is told again.
+/// the same. Its id says how far the client is with each choice; what has no id of its own is told again.
 #[derive(Debug, Clone)]
 pub(super) struct Feed {
     id: String,
     note: Note,
-    /// Tokens of each choice that the client has.
+    /// Tokens of each choice that the client has; of one of several that is over, all.
     taken: Vec<u32>,
+    prompt_tokens: u64,
+    /// Tokens so far, of all choices.
+    completion_tokens: u64,
     bytes: Vec<u8>,
 }
 
@@ -27,20 +31,18 @@ struct ErrorEvent<'a> {
     error: crate::http::errors::Inner<'a>,
 }
 
-/// Reads a `Last-Event-ID`: how many tokens of each choice the client has.
-pub(super) fn read_id(id: &str, choices: usize) -> Option<Vec<u32>> {
-    let plain = |count: &&str| count.len() <= 9 && count.bytes().all(|byte| byte.is_ascii_digit());
-    let counts: Option<Vec<u32>> =
-        id.split(',').map(|count| Some(count).filter(plain)?.parse().ok()).collect();
-    counts.filter(|counts| counts.len() == choices)
-}
-
 impl Feed {
     /// For a client that has so many tokens of each choice already; `None`: nothing at all.
-    pub(super) fn new(id: String, note: Note, choices: usize, has: Option<Vec<u32>>) -> Self {
+    pub(super) fn new(
+        id: String,
+        note: Note,
+        choices: usize,
+        has: Option<Vec<u32>>,
+        prompt_tokens: u64,
+    ) -> Self {
         let comes_back = has.is_some();
         let taken = has.unwrap_or_else(|| vec![0; choices]);
-        let mut feed = Self { id, note, taken, bytes: Vec::new() };
+        let mut feed = Self { id, note, taken, prompt_tokens, completion_tokens: 0, bytes: Vec::new() };
         if feed.note.kind == super::Kind::Chat && !comes_back {
             for choice in 0..choices {
                 feed.event(choice + 1 == choices, &Choice::opening(choice));
@@ -57,22 +59,18 @@ impl Feed {
     /// The pieces of a choice's tokens from number `from` on.
     pub(super) fn pieces(&mut self, choice: usize, from: u32, pieces: &[Piece]) {
         for (count, piece) in (from + 1..).zip(pieces) {
+            self.completion_tokens += 1;
             if count <= self.taken[choice] {
                 continue;
             }
-            self.taken[choice] = count;
+            let is_last = piece.finish.is_some() && self.taken.len() > 1;
+            self.taken[choice] = if is_last { place::ALL } else { count };
             if piece.text.is_empty() && piece.finish.is_none() {
                 continue;
             }
             let finish = piece.finish.map(finish_name);
             self.event(true, &Choice::part(self.note.kind, choice, &piece.text, finish));
         }
-    }
-
-    /// A choice has ended without a token that says so.
-    pub(super) fn finished(&mut self, choice: usize, piece: &Piece) {
-        let finish = piece.finish.map(finish_name);
-        self.event(false, &Choice::part(self.note.kind, choice, &piece.text, finish));
     }
 
     /// A choice goes on no more.
@@ -93,10 +91,11 @@ impl Feed {
 
     fn event(&mut self, has_id: bool, choice: &Choice<'_>) {
         if has_id {
-            let counts: Vec<String> = self.taken.iter().map(u32::to_string).collect();
-            self.bytes.extend_from_slice(format!("id: {}\n", counts.join(",")).as_bytes());
+            self.bytes.extend_from_slice(format!("id: {}\n", place::write(&self.taken)).as_bytes());
         }
-        let chunk = Answer::chunk(&self.id, &self.note, std::slice::from_ref(choice), None);
+        let usage =
+            self.note.continuous_usage.then(|| Usage::new(self.prompt_tokens, self.completion_tokens));
+        let chunk = Answer::chunk(&self.id, &self.note, std::slice::from_ref(choice), usage);
         write_data(&mut self.bytes, &chunk);
     }
 

@@ -10,6 +10,7 @@ mod choices;
 mod feed;
 mod fields;
 pub(crate) mod metrics;
+mod place;
 mod shapes;
 pub(crate) mod text;
 
@@ -19,31 +20,38 @@ use std::time::{Instant, SystemTime};
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, Request, State};
 use axum::response::Response;
-use hyper::{HeaderMap, StatusCode};
+use bytes::Bytes;
+use hyper::header::{HeaderName, HeaderValue};
+use hyper::{HeaderMap, Method, StatusCode};
 use serde::{Deserialize, Serialize};
 use tokio::sync::Semaphore;
 
 use crate::host::Fault;
 use crate::http::App;
-use crate::http::body::{answer, json};
+use crate::http::body::{answer, json_bytes, parse_object};
 use crate::http::errors::ApiError;
 use crate::options::{OptionError, Options};
 use asks::Note;
 use body::Body;
 use choices::Choices;
-use fields::{Asked, Source};
+use fields::Asked;
 use shapes::{ModelView, ModelsView};
 use text::Model;
 
 type Outcome = Result<Response, ApiError>;
 type Id = Result<Path<String>, PathRejection>;
 
+/// Lists the fields of a body that were passed over.
+static IGNORED: HeaderName = HeaderName::from_static("x-splitcore-ignored");
 /// Characters of a request's name at most.
 const NAME_MAX: usize = 128;
-/// Texts of so many bytes are made into tokens beside the thread that serves connections.
-const LONG_TEXT: usize = 4096;
+/// Bodies of more bytes are read and made into tokens beside the thread that serves connections: all that it takes, also
+/// for many messages of no text, is bounded by the length of the body.
+const SHORT_BODY: usize = 4096;
 /// So many at once.
-const LONG_TEXTS: usize = 2;
+const LONG_BODIES: usize = 2;
+/// Bytes of the header that lists what was ignored, at most.
+const IGNORED_MAX: usize = 1024;
 
 /// Which of the two interfaces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -60,7 +68,7 @@ pub(crate) struct Gateway {
     model: Arc<Model>,
     name: String,
     created: u64,
-    long_texts: Semaphore,
+    long_bodies: Semaphore,
 }
 
 fn seconds_since_1970() -> u64 {
@@ -83,7 +91,7 @@ impl Gateway {
             model: Arc::new(model),
             name,
             created: seconds_since_1970(),
-            long_texts: Semaphore::new(LONG_TEXTS),
+            long_bodies: Semaphore::new(LONG_BODIES),
         }))
     }
 
@@ -105,17 +113,47 @@ impl Gateway {
         ApiError { param, ..ApiError::new(StatusCode::NOT_FOUND, "model_not_found", message) }
     }
 
-    async fn prompts(&self, source: Source) -> Result<(Vec<Arc<[u32]>>, Source), ApiError> {
-        if source.bytes() < LONG_TEXT {
-            return asks::prompts(&self.model, &source).map(|prompts| (prompts, source));
+    /// What a body asks for, and its prompts in tokens. Takes its time where it is long.
+    fn read(&self, kind: Kind, bytes: &[u8]) -> Result<(Asked, Prompts), ApiError> {
+        let body: Body = parse_object(bytes)?;
+        if let Some(model) = body.model.as_ref().filter(|model| **model != self.name) {
+            return Err(self.unknown(model));
         }
-        let stopped =
-            || ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "stopped", "the prompt was not read");
-        let _slot = self.long_texts.acquire().await.map_err(|_| stopped())?;
-        let model = Arc::clone(&self.model);
-        let read = move || asks::prompts(&model, &source).map(|prompts| (prompts, source));
-        tokio::task::spawn_blocking(read).await.map_err(|_| stopped())?
+        let asked = fields::check(kind, body)?;
+        let prompts = asks::prompts(&self.model, &asked.source)?;
+        Ok((asked, prompts))
     }
+}
+
+type Prompts = Vec<Arc<[u32]>>;
+
+/// As [`Gateway::read`], beside the thread that serves connections where the body is long.
+async fn read(app: &Arc<App>, kind: Kind, bytes: Bytes) -> Result<(Asked, Prompts), ApiError> {
+    let gateway = gateway(app)?;
+    if bytes.len() <= SHORT_BODY {
+        return gateway.read(kind, &bytes);
+    }
+    let stopped = || ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "stopped", "the body was not read");
+    let _slot = gateway.long_bodies.acquire().await.map_err(|_| stopped())?;
+    let beside = Arc::clone(app);
+    let read = move || self::gateway(&beside)?.read(kind, &bytes);
+    tokio::task::spawn_blocking(read).await.map_err(|_| stopped())?
+}
+
+/// What was passed over, for whoever wonders: the names, as far as they are names and fit a header.
+fn ignored(fields: &[String]) -> Option<HeaderValue> {
+    let is_plain = |field: &&String| field.bytes().all(|byte| byte.is_ascii_graphic() && byte != b',');
+    let mut text = String::new();
+    for field in fields.iter().filter(is_plain) {
+        if text.len() + field.len() + 2 > IGNORED_MAX {
+            break;
+        }
+        if !text.is_empty() {
+            text.push_str(", ");
+        }
+        text.push_str(field);
+    }
+    HeaderValue::from_str(&text).ok().filter(|text| !text.is_empty())
 }
 
 /// The gateway, where the service has a model.
@@ -169,12 +207,9 @@ async fn generate(app: Arc<App>, kind: Kind, request: Request) -> Outcome {
     let begun = Instant::now();
     let gateway = gateway(&app)?;
     let name = request_name(kind, request.headers())?;
-    let body: Body = json(&app, request).await?;
+    let bytes = json_bytes(&app, request).await?;
     app.refuse_when_draining()?;
-    if let Some(model) = body.model.as_ref().filter(|model| **model != gateway.name) {
-        return Err(gateway.unknown(model));
-    }
-    let asked = fields::check(kind, body)?;
+    let (asked, prompts) = read(&app, kind, bytes).await?;
     let note = Note {
         kind,
         created: seconds_since_1970(),
@@ -183,9 +218,8 @@ async fn generate(app: Arc<App>, kind: Kind, request: Request) -> Outcome {
         seed: asked.seed.map_or_else(random, Ok)?,
         stream: asked.stream,
         include_usage: asked.include_usage,
+        continuous_usage: asked.continuous_usage,
     };
-    let (prompts, source) = gateway.prompts(asked.source.clone()).await?;
-    let asked = Asked { source, ..asked };
     let holds = app.host.kv_capacity_tokens_max()?;
     let asks = asks::asks(&gateway.model, &name, &asked, &prompts, &note, holds)?;
     let taken = |fault| match fault {
@@ -200,33 +234,64 @@ async fn generate(app: Arc<App>, kind: Kind, request: Request) -> Outcome {
     let tally = app.metrics.gateway().tally(begun, outputs.len(), prompt_tokens);
     let mut choices = Choices::new(Arc::clone(&gateway.model), outputs, tally);
     choices.acknowledged().await.map_err(answers::failure)?;
-    answers::answer(name, note, choices, None, prompt_tokens).await
+    let mut response = answers::answer(name, note, choices, None, prompt_tokens).await?;
+    if let Some(ignored) = ignored(&asked.ignored) {
+        response.headers_mut().insert(IGNORED.clone(), ignored);
+    }
+    Ok(response)
 }
 
-/// `GET /v1/requests/{id}`: the answer of a request that is live or has ended lately.
-pub(crate) async fn attach(State(app): State<Arc<App>>, id: Id, headers: HeaderMap) -> Outcome {
+/// `GET /v1/requests/{id}`: the answer of a request that is live or has ended lately. Whatever is wrong is found before
+/// anybody reads the request: who is told of an error has given nothing up.
+pub(crate) async fn attach(
+    State(app): State<Arc<App>>,
+    id: Id,
+    method: Method,
+    headers: HeaderMap,
+) -> Outcome {
     let gateway = gateway(&app)?;
     let Path(name) = id.map_err(|error| ApiError::invalid("id", error.body_text()))?;
-    let outputs = app.host.attach(&name)?;
-    let note = outputs.first().and_then(|output| serde_json::from_str(&output.ask.note).ok());
+    let asks = app.host.look(&name)?;
+    let note = asks.first().and_then(|ask| serde_json::from_str(&ask.note).ok());
     let note: Note = note.ok_or_else(|| {
         let message = format!("request '{name}' was not made here");
         ApiError::new(StatusCode::NOT_FOUND, "unknown_request", message)
     })?;
     let has = headers.get("last-event-id").map(|given| {
-        let counts = given.to_str().ok().and_then(|given| feed::read_id(given, outputs.len()));
+        let most: Vec<u32> = asks.iter().map(|ask| ask.max_new_tokens).collect();
+        let counts = given.to_str().ok().and_then(|given| place::read(given, &most));
         counts.ok_or_else(|| {
-            let message = format!("last-event-id: expected {} counts with commas", outputs.len());
+            let message = "last-event-id: expected the id of an event of this request's stream";
             ApiError::invalid("last-event-id", message)
         })
     });
     let has = has.transpose()?;
+    if method == Method::HEAD {
+        return Ok(answers::head(&note));
+    }
+    let outputs = app.host.attach(&name)?;
     let prompts = outputs.iter().step_by(note.n.max(1));
     let prompt_tokens = prompts.map(|output| output.ask.prompt.len() as u64).sum();
     let tally = app.metrics.gateway().silent_tally(outputs.len());
     let mut choices = Choices::new(Arc::clone(&gateway.model), outputs, tally);
     choices.acknowledged().await.map_err(answers::failure)?;
     answers::answer(name, note, choices, has, prompt_tokens).await
+}
+
+/// What to call instead of a path of the interface that is not there.
+pub(crate) fn instead_of(path: &str) -> Option<&'static str> {
+    match path.trim_end_matches('/') {
+        "/v1/responses" => {
+            Some("this service does not offer responses; /v1/chat/completions has conversations")
+        }
+        "/v1/embeddings" | "/v1/rerank" | "/v1/score" | "/v1/moderations" => Some(
+            "this service does not offer it: its workers generate texts, at /v1/completions and /v1/chat/completions",
+        ),
+        "/chat/completions" | "/completions" | "/models" => {
+            Some("nothing is at this path; a client's base URL ends in /v1 here")
+        }
+        _ => None,
+    }
 }
 
 /// `GET /v1/models`.

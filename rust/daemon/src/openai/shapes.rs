@@ -132,7 +132,7 @@ impl<'a> Answer<'a> {
             Kind::Completion => "text_completion",
             Kind::Chat => "chat.completion.chunk",
         };
-        let usage = note.include_usage.then_some(usage);
+        let usage = (note.include_usage || note.continuous_usage).then_some(usage);
         Self { id, object, created: note.created, model: &note.model, choices, usage }
     }
 }

@@ -28,6 +28,7 @@ pub(crate) struct Service {
     pub(crate) workers: Option<String>,
     stop: Option<oneshot::Sender<()>>,
     cut: Option<oneshot::Sender<()>>,
+    dies: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -45,6 +46,14 @@ pub(crate) fn bytes_model() -> PathBuf {
     ONCE.clone()
 }
 
+/// Waits until a daemon that starts has another epoch than the last: the next tenth of a second.
+pub(crate) fn next_life() {
+    let before = splitcore_daemon::host::life();
+    while splitcore_daemon::host::life() == before {
+        std::thread::yield_now();
+    }
+}
+
 async fn given(signal: oneshot::Receiver<()>) {
     let _ = signal.await;
 }
@@ -54,17 +63,21 @@ impl Service {
         let (started, address) = mpsc::channel();
         let (stop, stopped) = oneshot::channel();
         let (cut, is_cut) = oneshot::channel();
+        let (dies, is_dead) = oneshot::channel();
         let thread = std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
             runtime.block_on(async {
                 let server = Server::bind(options).await.unwrap();
                 let workers = server.workers().map(ToString::to_string);
                 started.send((server.address().unwrap(), workers)).unwrap();
-                server.serve(given(stopped), given(is_cut)).await;
+                tokio::select! {
+                    () = server.serve(given(stopped), given(is_cut)) => {}
+                    () = given(is_dead) => {}
+                }
             });
         });
         let (address, workers) = address.recv_timeout(LIMIT).expect("the service starts");
-        Self { address, workers, stop: Some(stop), cut: Some(cut), thread: Some(thread) }
+        Self { address, workers, stop: Some(stop), cut: Some(cut), dies: Some(dies), thread: Some(thread) }
     }
 
     /// With machines p0.., t0.. of 1000 blocks of 16 tokens.
@@ -84,6 +97,12 @@ impl Service {
     /// As SIGTERM.
     pub(crate) fn stop(&mut self) {
         drop(self.stop.take());
+    }
+
+    /// As `kill -9`: from here on it says nothing to anybody.
+    pub(crate) fn kill(&mut self) {
+        drop(self.dies.take());
+        self.join();
     }
 
     /// Waits until it has ended by itself.

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -30,6 +30,10 @@ pub(crate) struct Worker {
     /// While it is up no pass ends.
     pub(crate) hold: Arc<AtomicBool>,
     leave: Arc<AtomicBool>,
+    /// Passes that may end before it stands still, as if `hold` were up.
+    pub(crate) passes: Arc<AtomicU64>,
+    /// While it is up it does not say what it holds: a daemon that is new to it waits.
+    pub(crate) away: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -67,8 +71,11 @@ impl Worker {
             settings: Settings::default(),
             backoff: Backoff::new(5_000_000, 50_000_000, 1),
         };
-        let (stop, hold, leave): (Arc<AtomicBool>, Arc<AtomicBool>, Arc<AtomicBool>) = Default::default();
-        let (stops, holds, leaves) = (Arc::clone(&stop), Arc::clone(&hold), Arc::clone(&leave));
+        let [stop, hold, leave, away]: [Arc<AtomicBool>; 4] = Default::default();
+        let (stops, holds) = (Arc::clone(&stop), Arc::clone(&hold));
+        let (leaves, stays) = (Arc::clone(&leave), Arc::clone(&away));
+        let passes = Arc::new(AtomicU64::new(u64::MAX));
+        let left = Arc::clone(&passes);
         let thread = std::thread::spawn(move || {
             let link = WorkerLink::start(options).unwrap();
             let mut life = Life {
@@ -79,10 +86,19 @@ impl Worker {
                 contexts: BTreeMap::new(),
                 pass: None,
                 in_session: false,
+                welcome: None,
             };
             let mut leaving = false;
             while !stops.load(Ordering::Relaxed) {
-                life.turn(holds.load(Ordering::Relaxed));
+                let may = !holds.load(Ordering::Relaxed) && left.load(Ordering::Relaxed) > 0;
+                if life.turn(!may) {
+                    left.fetch_sub(1, Ordering::Relaxed);
+                }
+                if !stays.load(Ordering::Relaxed)
+                    && let Some(welcome) = life.welcome.take()
+                {
+                    life.register(&welcome);
+                }
                 if leaves.load(Ordering::Relaxed) && !leaving {
                     leaving = life.link.leave();
                 }
@@ -92,7 +108,7 @@ impl Worker {
                 }
             }
         });
-        Self { stop, hold, leave, thread: Some(thread) }
+        Self { stop, hold, leave, passes, away, thread: Some(thread) }
     }
 
     /// Says that it is to be stopped.
@@ -128,21 +144,26 @@ struct Life<'a> {
     contexts: BTreeMap<LegKey, Context>,
     pass: Option<u64>,
     in_session: bool,
+    /// Let in, and yet to register.
+    welcome: Option<Welcome>,
 }
 
 impl Life<'_> {
-    fn turn(&mut self, holds: bool) {
+    /// Returns whether a pass has ended.
+    fn turn(&mut self, holds: bool) -> bool {
         let mut wait = Duration::from_millis(1);
         while let Some(event) = self.link.recv(std::mem::take(&mut wait)) {
             self.hear(event);
         }
-        if !holds {
+        let ends = !holds && self.pass.is_some();
+        if ends {
             self.finish_pass();
         }
         let now = self.now();
         while self.machine.as_ref().is_some_and(|of| of.next_deadline().is_some_and(|due| due <= now)) {
             self.tell(MachineEvent::Tick);
         }
+        ends
     }
 
     fn now(&self) -> Time {
@@ -152,15 +173,20 @@ impl Life<'_> {
     fn hear(&mut self, event: LinkEvent) {
         match event {
             LinkEvent::Lost { .. } => {
-                self.in_session = false;
+                (self.in_session, self.welcome) = (false, None);
                 if self.machine.is_some() {
                     self.tell(MachineEvent::ClusterLost);
                 }
             }
-            LinkEvent::Session(WorkerEvent::Welcome(welcome)) => self.register(&welcome),
+            LinkEvent::Session(WorkerEvent::Welcome(welcome)) => self.welcome = Some(welcome),
             LinkEvent::Session(WorkerEvent::Registered { epoch }) => {
                 self.in_session = true;
                 self.tell(MachineEvent::Registered { epoch });
+            }
+            LinkEvent::Session(WorkerEvent::Enough { key, tokens }) => {
+                if let Some(context) = self.contexts.get_mut(&key) {
+                    context.cap = context.cap.min(tokens);
+                }
             }
             LinkEvent::Session(WorkerEvent::Command { epoch, assigned }) => {
                 let command = assigned.command;
@@ -230,7 +256,8 @@ impl Life<'_> {
             context.has += 1;
             let (has, cap) = (context.has, context.cap);
             let last = (self.model)(&context.descriptor, has - 1);
-            if has >= cap || context.descriptor.stop_ids.contains(&last) {
+            let may_stop = has > context.descriptor.sampling.min_tokens;
+            if has >= cap || (may_stop && context.descriptor.stop_ids.contains(&last)) {
                 ended.push(key);
             }
             if self.in_session {

@@ -7,7 +7,7 @@ use splitcore_daemon::Options;
 
 use crate::common::events::{Called, Events, data};
 use crate::common::{Answer, Service, options};
-use crate::kit::{Kit, managed, texts};
+use crate::kit::{Kit, managed, pair, texts, told};
 
 const COMPLETE: &str = "/v1/completions";
 const CHAT: &str = "/v1/chat/completions";
@@ -39,23 +39,28 @@ fn a_field_that_is_wrong_is_named() {
         ("max_tokens", json!(0), "invalid_value"),
         ("max_tokens", json!(512), "context_length_exceeded"),
         ("max_tokens", json!(1.5), "invalid_value"),
-        ("max_completion_tokens", json!(5), "unknown_parameter"),
         ("messages", json!([]), "unknown_parameter"),
-        ("stop", json!(""), "invalid_value"),
-        ("stop", json!(["a", "b", "c", "d", "e"]), "invalid_value"),
+        ("stop", json!(vec!["a"; 257]), "invalid_value"),
+        ("stop", json!(vec!["x".repeat(256); 65]), "invalid_value"),
         ("stop", json!("x".repeat(257)), "invalid_value"),
         ("stop", json!(5), "invalid_value"),
         ("stop_token_ids", json!([257]), "invalid_value"),
         ("seed", json!("x"), "invalid_value"),
         ("seed", json!(1.5), "invalid_value"),
         ("stream", json!("yes"), "invalid_value"),
-        ("stream_options", json!({"include_usage": true}), "invalid_value"),
         ("echo", json!(true), "unsupported_parameter"),
-        ("logprobs", json!(0), "unsupported_parameter"),
+        ("logprobs", json!(1), "unsupported_parameter"),
+        ("logprobs", json!(true), "unsupported_parameter"),
+        ("min_tokens", json!(17), "invalid_value"),
+        ("min_tokens", json!(-1), "invalid_value"),
+        ("top_k", json!(5), "unsupported_parameter"),
+        ("repetition_penalty", json!(1.1), "unsupported_parameter"),
+        ("response_format", json!({"type": "json_object"}), "unsupported_parameter"),
+        ("guided_json", json!({"type": "object"}), "unsupported_parameter"),
+        ("structured_outputs", json!({"regex": "a+"}), "unsupported_parameter"),
         ("suffix", json!("x"), "unsupported_parameter"),
         ("frequency_penalty", json!(0.5), "unsupported_parameter"),
         ("logit_bias", json!({"5": 1}), "unsupported_parameter"),
-        ("colour", json!(null), "unknown_parameter"),
         ("prompt", json!([]), "invalid_value"),
         ("prompt", json!(""), "invalid_value"),
         ("prompt", json!([1, "a"]), "invalid_value"),
@@ -87,12 +92,19 @@ fn a_field_that_is_wrong_is_named() {
 #[test]
 fn what_changes_nothing_is_taken() {
     let kit = Kit::start();
-    let neutral = json!({
+    let neutral: Value = serde_json::from_str(
+        r#"{
         "model": null, "n": null, "stop": null, "seed": null, "temperature": 0, "top_p": 1, "best_of": 1, "echo": false,
         "logprobs": null, "suffix": null, "frequency_penalty": 0, "presence_penalty": 0.0, "logit_bias": {}, "user": "me",
         "metadata": {"a": "b"}, "store": true, "service_tier": "auto", "tools": [], "tool_choice": "none",
         "response_format": {"type": "text"}, "top_k": -1, "stream": false, "stream_options": null, "parallel_tool_calls": true,
-    });
+        "min_tokens": 0, "min_p": 0.0, "repetition_penalty": 1.0, "length_penalty": 1.0, "use_beam_search": false,
+        "skip_special_tokens": true, "include_stop_str_in_output": false, "allowed_token_ids": null, "bad_words": [],
+        "guided_json": null, "structured_outputs": null, "chat_template_kwargs": {}, "top_logprobs": 0, "prompt_logprobs": null,
+        "add_generation_prompt": true, "continue_final_message": false, "prediction": null, "modalities": ["text"]
+    }"#,
+    )
+    .unwrap();
     let mut body = neutral.clone();
     body["prompt"] = json!("ab\n");
     assert_eq!(texts(&kit.complete(&body))[0].0, "ab");
@@ -102,6 +114,137 @@ fn what_changes_nothing_is_taken() {
     assert_eq!(texts(&kit.chat(&body))[0].0, "<user>");
 }
 
+/// What an answer's header lists as passed over.
+fn ignored(answer: &Answer) -> Option<&str> {
+    assert_eq!(answer.status, 200, "{}", String::from_utf8_lossy(&answer.body));
+    answer.header("x-splitcore-ignored")
+}
+
+#[test]
+fn what_common_clients_send_is_taken_and_what_is_passed_over_is_listed() {
+    let kit = Kit::start();
+    let complete = |field: &str, value: Value| {
+        let mut body = json!({"prompt": "ab\n"});
+        body[field] = value;
+        kit.complete(&body)
+    };
+    let taken = [
+        ("max_completion_tokens", json!(5), None),
+        ("stop", json!(""), None),
+        ("stop", json!(["", "x", "y", "z", "w", "v"]), None),
+        ("logprobs", json!(0), None),
+        ("seed", json!(u64::MAX), None),
+        ("seed", json!(-5), None),
+        ("seed", serde_json::from_str("123456789012345678901234567890").unwrap(), None),
+        ("chat_id", json!("c-1"), Some("chat_id")),
+        ("extra_body", json!({}), None),
+        ("reasoning_effort", json!("none"), Some("reasoning_effort")),
+        ("colour", json!(null), None),
+        ("logit_bias", json!({"5": 0}), None),
+        ("stream_options", json!({"include_usage": true}), None),
+        ("stream_options", json!({"later": 1}), Some("stream_options.later")),
+        ("bad, name", json!(1), None),
+    ];
+    for (field, value, noted) in taken {
+        let answer = complete(field, value.clone());
+        assert_eq!((ignored(&answer), texts(&answer)[0].0.as_str()), (noted, "ab"), "{field}: {value}");
+    }
+    let both = kit.complete(&json!({"prompt": "#", "max_tokens": 3, "max_completion_tokens": 5}));
+    assert_eq!(texts(&both)[0].0.len(), 3);
+    let user = json!({"role": "user", "content": ["a", {"type": "input_text", "text": "b", "cache_control": {}}], "message_id": 5});
+    let dumped = json!({"role": "assistant", "content": "c", "refusal": null, "annotations": [], "audio": null,
+                        "function_call": null, "tool_calls": []});
+    let silent = [
+        json!({"role": "assistant", "content": null}),
+        json!({"role": "assistant"}),
+        json!({"role": "user", "content": null}),
+    ];
+    let mut messages = vec![user, dumped];
+    messages.extend(silent);
+    let tools = json!([{"type": "function", "function": {"name": "f", "parameters": {}}}]);
+    let answer = kit.chat(&json!({"messages": messages, "tools": tools, "tool_choice": "none"}));
+    assert_eq!((ignored(&answer), texts(&answer)[0].0.as_str()), (Some("messages.message_id"), "<user>a"));
+    let prompt = "<user>a\nb\n<assistant>c\n<assistant>\n<assistant>\n<user>\n<assistant>";
+    assert_eq!(answer.json()["usage"]["prompt_tokens"], prompt.len());
+    let refused = kit.chat(&json!({"messages": messages, "tools": tools}));
+    let message = refused.message();
+    assert!(
+        message.starts_with("tools: ") && message.contains("\"function\"") && message.contains("is taken"),
+        "{message}"
+    );
+}
+
+#[test]
+fn an_output_has_its_least_number_of_tokens() {
+    let kit = Kit::start();
+    let ask = |body: Value| (texts(&kit.complete(&body)), told(&kit.stream(COMPLETE, "", &body).rest(), 1));
+    // The model says its end after two letters, over and over.
+    let body = json!({"prompt": "ab\n", "min_tokens": 5, "max_tokens": 9});
+    let (whole, streamed) = ask(body.clone());
+    assert_eq!(kit.complete(&body).json()["usage"]["completion_tokens"], 6);
+    assert_eq!((&whole, whole[0].1.as_str()), (&streamed, "stop"));
+    let (whole, streamed) =
+        ask(json!({"prompt": "one two one two\n", "stop": "two", "min_tokens": 8, "max_tokens": 30}));
+    assert_eq!((whole, streamed), (vec![pair("one two one ", "stop")], vec![pair("one two one ", "stop")]));
+    let (whole, _) = ask(json!({"prompt": "ab\n", "min_tokens": 4, "max_tokens": 4, "ignore_eos": false}));
+    assert_eq!(whole[0].1, "length");
+}
+
+#[test]
+fn usage_goes_with_every_event_where_that_is_asked_for() {
+    let kit = Kit::start();
+    let options = json!({"include_usage": true, "continuous_usage_stats": true});
+    let events = kit.stream(COMPLETE, "", &json!({"prompt": "ab\n", "stream_options": options})).rest();
+    let counts =
+        events.iter().filter_map(|event| data(event)).map(|data| data["usage"]["completion_tokens"].as_u64());
+    assert_eq!(counts.collect::<Vec<_>>(), [Some(1), Some(2), Some(3), Some(3)]);
+}
+
+#[test]
+fn a_path_that_is_not_there_says_what_is() {
+    let kit = Kit::start();
+    for (path, says) in [
+        ("/v1/responses", "/v1/chat/completions"),
+        ("/v1/embeddings", "/v1/completions"),
+        ("/v1/x", "/openapi.json"),
+    ] {
+        let answer = kit.client().post(path, &json!({}));
+        assert_refused(&answer, 404, "unknown_path", None, &json!(path));
+        assert!(answer.message().contains(says), "{}", answer.message());
+    }
+}
+
+/// The body is long, and no part of it is.
+#[test]
+fn thousands_of_messages_without_text_keep_nobody_waiting() {
+    let kit = Kit::with(Options { body_bytes_max: 8 << 20, ..managed() });
+    let messages = vec![json!({"role": "user", "content": ""}); 100_000];
+    let text = json!({"messages": messages}).to_string();
+    let (mut client, mut other) = (kit.client(), kit.client());
+    let head = format!(
+        "POST {CHAT} HTTP/1.1\r\nhost: test\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
+        text.len()
+    );
+    client.send(head.as_bytes()).unwrap();
+    client.send(text.as_bytes()).unwrap();
+    // Others are answered meanwhile: the long one is not there when the first of these is.
+    client.stream.set_nonblocking(true).unwrap();
+    let mut meanwhile = 0;
+    while client.stream.peek(&mut [0]).is_err() {
+        assert_eq!(other.get("/healthz").status, 200);
+        meanwhile += 1;
+    }
+    client.stream.set_nonblocking(false).unwrap();
+    assert_refused(
+        &client.answer().unwrap(),
+        400,
+        "context_length_exceeded",
+        Some("messages"),
+        &json!("long"),
+    );
+    assert!(meanwhile > 3, "{meanwhile} calls were answered meanwhile");
+}
+
 #[test]
 fn a_conversation_that_is_wrong_is_named() {
     let kit = Kit::start();
@@ -109,7 +252,7 @@ fn a_conversation_that_is_wrong_is_named() {
     let table = [
         (json!([]), Some("messages"), "invalid_value"),
         (json!([{"role": "tool", "content": "a"}]), Some("messages[0].role"), "invalid_value"),
-        (json!([user, {"role": "user"}]), Some("messages[1]"), "invalid_value"),
+        (json!([user, {"role": "user"}]), Some("messages[1].content"), "invalid_value"),
         (json!([{"role": "user", "content": 5}]), Some("messages[0].content"), "invalid_value"),
         (
             json!([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]),
@@ -164,7 +307,7 @@ fn what_is_no_request_is_told_as_elsewhere() {
     assert_refused(&answer, 400, "invalid_value", Some("x-request-id"), &json!("id"));
     assert_refused(&client.get("/v1/requests/none"), 404, "unknown_request", None, &json!("attach"));
     kit.stream(COMPLETE, "x-request-id: r\r\n", &json!({"prompt": "a\n"})).rest();
-    for last in ["x", "1,2", "", "-1", "+1", "9999999999"] {
+    for last in ["x", "1,2", "", "-1", "+1", "9999999999", "18", "01"] {
         let Called::Whole(answer) = kit.attach("r", Some(last)) else { panic!("a stream for {last}") };
         assert_refused(&answer, 400, "invalid_value", Some("last-event-id"), &json!(last));
     }

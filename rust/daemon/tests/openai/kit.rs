@@ -10,7 +10,7 @@ use splitcore_wire::message::Descriptor;
 use crate::common::events::{Called, Events, data};
 use crate::common::tiny_model::END;
 use crate::common::worker::Worker;
-use crate::common::{Answer, Client, LIMIT, Service, bytes_model, options};
+use crate::common::{Answer, Client, LIMIT, Service, bytes_model, next_life, options};
 
 /// Names of requests whose gate is open.
 static OPEN: Mutex<Option<HashSet<String>>> = Mutex::new(None);
@@ -66,8 +66,37 @@ impl Kit {
         let service = Service::start(options);
         let workers = service.workers.clone().unwrap();
         let kit = Self { worker: Some(Worker::start(&workers, "w", "org/tiny", model)), service };
-        kit.wait("it is ready", |client| client.get("/readyz").status == 200);
+        kit.ready();
         kit
+    }
+
+    /// The service is killed, and another one takes its place. Its workers live on.
+    pub(crate) fn restart(&mut self) {
+        let workers = self.service.workers.clone().unwrap();
+        self.service.kill();
+        next_life();
+        self.service = Service::start(Options { workers, grace_s: 1.0, ..managed() });
+    }
+
+    /// Comes back to a request, as often as the service says that it is too early.
+    pub(crate) fn come_back(&self, name: &str, last: Option<&str>) -> Called {
+        let begun = std::time::Instant::now();
+        loop {
+            match self.attach(name, last) {
+                Called::Whole(answer) if answer.status == 503 => {
+                    assert!(begun.elapsed() < LIMIT, "{}", answer.message());
+                    assert_eq!(
+                        (answer.code().as_str(), answer.header("retry-after")),
+                        ("recovering", Some("1"))
+                    );
+                }
+                called => return called,
+            }
+        }
+    }
+
+    pub(crate) fn ready(&self) {
+        self.wait("it is ready", |client| client.get("/readyz").status == 200);
     }
 
     pub(crate) fn client(&self) -> Client {

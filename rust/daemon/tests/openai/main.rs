@@ -8,4 +8,5 @@ mod common;
 mod answers;
 mod errors;
 mod kit;
+mod restart;
 mod streams;

@@ -195,3 +195,38 @@ fn who_does_not_read_is_cut_off() {
     drop(events);
     kit.idle();
 }
+
+#[test]
+fn ids_of_events_are_short_however_many_choices_there_are() {
+    let kit = Kit::start();
+    let body = json!({"prompt": "#", "n": 128, "max_tokens": 20, "seed": 3});
+    let events = kit.stream(COMPLETE, "x-request-id: wide\r\n", &body).rest();
+    let longest = events.iter().filter_map(|event| id(event)).map(str::len).max();
+    assert!(longest < Some(100), "{longest:?} letters");
+    let Called::Stream(again) = kit.attach("wide", None) else { panic!("no stream") };
+    let again = again.rest();
+    let longest = again.iter().filter_map(|event| id(event)).map(str::len).max();
+    assert!(longest < Some(140), "{longest:?} letters when it is told again");
+    assert_eq!(told(&again, 128), told(&events, 128));
+}
+
+#[test]
+fn an_answer_that_is_told_again_lets_others_on() {
+    let kit = Kit::start();
+    let body = json!({"prompt": "#", "n": 128, "max_tokens": 300, "seed": 3});
+    let all = kit.stream(COMPLETE, "x-request-id: big\r\n", &body).rest();
+    let (mut client, mut other) = (kit.client(), kit.client());
+    client.send(b"GET /v1/requests/big HTTP/1.1\r\nhost: test\r\nconnection: close\r\n\r\n").unwrap();
+    let reader = std::thread::spawn(move || {
+        let mut bytes = Vec::new();
+        std::io::Read::read_to_end(&mut client.stream, &mut bytes).unwrap();
+        bytes.len()
+    });
+    let mut meanwhile = 0;
+    while !reader.is_finished() {
+        assert_eq!(other.get("/healthz").status, 200);
+        meanwhile += 1;
+    }
+    assert!(reader.join().unwrap() > all.len() * 100);
+    assert!(meanwhile > 20, "{meanwhile} calls were answered meanwhile");
+}

@@ -291,6 +291,14 @@ impl DaemonSession {
         true
     }
 
+    /// Says that an output is long enough. Returns whether the session was there to say it on.
+    pub fn enough(&mut self, key: LegKey, tokens: u32, out: &mut Out) -> bool {
+        if self.is_established() {
+            out.push(Step::Send(ToWorker::Enough { key, tokens }));
+        }
+        self.is_established()
+    }
+
     /// A deadline may have come.
     pub fn tick(&mut self, now: Time, out: &mut Out) {
         let limits = self.settings.limits;

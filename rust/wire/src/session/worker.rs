@@ -58,6 +58,13 @@ pub enum WorkerEvent {
         /// What.
         assigned: Box<Assigned>,
     },
+    /// An output ends as if its cap were so many tokens.
+    Enough {
+        /// Whose.
+        key: LegKey,
+        /// Output tokens over all attempts.
+        tokens: u32,
+    },
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -177,6 +184,9 @@ impl WorkerSession {
                 check_assigned(&assigned)?;
                 self.last_seq = assigned.seq;
                 out.push(Step::Event(WorkerEvent::Command { epoch, assigned }));
+            }
+            (State::Established(_), ToWorker::Enough { key, tokens }) => {
+                out.push(Step::Event(WorkerEvent::Enough { key, tokens }));
             }
             (
                 State::Welcomed(_) | State::Registering(_) | State::Established(_),

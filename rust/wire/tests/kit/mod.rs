@@ -55,7 +55,7 @@ pub(crate) fn descriptor(prompt: Vec<u32>) -> Descriptor {
     Descriptor {
         name: "chat-8f3a".to_owned(),
         prompt,
-        sampling: Sampling { temperature: 0.75, top_p: 1.0, seed: 42 },
+        sampling: Sampling { temperature: 0.75, top_p: 1.0, min_tokens: 3, seed: 42 },
         stop: vec!["\n\n".to_owned()],
         stop_ids: vec![2],
         note: String::new(),
@@ -211,6 +211,7 @@ pub(crate) fn worker_examples() -> Vec<ToWorker> {
         ToWorker::Command(Box::new(reserve(19))),
         ToWorker::Command(Box::new(send)),
         ToWorker::Command(Box::new(confirm)),
+        ToWorker::Enough { key: key(9), tokens: 12 },
         ToWorker::Ping { number: 1 },
         ToWorker::Close { reason: "the daemon ends".to_owned() },
     ]
@@ -281,6 +282,7 @@ fn any_descriptor() -> impl Strategy<Value = Descriptor> {
     let sampling = (0.0..100.0, 0.001..1.0, any::<u64>()).prop_map(|(temperature, top_p, seed)| Sampling {
         temperature,
         top_p,
+        min_tokens: seed as u32,
         seed,
     });
     let (name, stop) = (".{0,20}", proptest::collection::vec(".{0,8}", 0..3));

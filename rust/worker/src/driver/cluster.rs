@@ -39,6 +39,12 @@ impl Life<'_> {
                 self.options.log.line(&format!("in session with the daemon, epoch {}", epoch.0));
                 let _ = self.tell(&MachineEvent::Registered { epoch });
             }
+            LinkEvent::Session(WorkerEvent::Enough { key, tokens }) => {
+                // It ends with the pass that it is in, or the next one.
+                if let Some(context) = self.contexts.get_mut(key) {
+                    context.enough(tokens);
+                }
+            }
             LinkEvent::Session(WorkerEvent::Command { epoch, assigned }) => {
                 let key = assigned.key();
                 let Assigned { seq, command, descriptor, peer } = *assigned;

@@ -77,6 +77,7 @@ impl Life<'_> {
                 start: range.start as u32,
                 blocks: table.blocks().iter().map(|block| block.0).collect(),
                 sampling: samples.then_some(context.descriptor().sampling),
+                forbidden: if samples { context.forbidden().to_vec() } else { Vec::new() },
                 output: context.has(),
                 follows: Vec::new(),
             });

@@ -308,7 +308,7 @@ impl Life<'_> {
             assigned.descriptor = Some(Descriptor {
                 name: client.id.to_string(),
                 prompt,
-                sampling: Sampling { temperature: 1.0, top_p: 1.0, seed: client.id },
+                sampling: Sampling { temperature: 1.0, top_p: 1.0, min_tokens: 0, seed: client.id },
                 stop: Vec::new(),
                 stop_ids: Client::stop_ids(),
                 note: String::new(),

@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
-use splitcore_core::id::MachineId;
+use splitcore_core::id::{LegKey, MachineId};
 use splitcore_core::leg::{Notice, Work};
 use splitcore_core::time::Time;
 use splitcore_wire::message::Descriptor;
@@ -17,6 +17,9 @@ use crate::host::generate::{Ending, Generate};
 #[derive(Debug, Serialize, Deserialize)]
 struct Note {
     choice: u32,
+    choices: u32,
+    /// The id of the request's first choice: what has another one is of another request, though it has the same name.
+    first: u64,
     max_new_tokens: u32,
     gateway: String,
 }
@@ -25,6 +28,8 @@ struct Note {
 #[derive(Debug)]
 pub(in crate::host) struct Entry {
     pub(in crate::host) ask: Arc<Generate>,
+    /// The id of the first choice of its request.
+    first: u64,
     /// All output tokens so far.
     pub(in crate::host) tokens: Vec<u32>,
     /// A machine has said that it has it.
@@ -33,6 +38,10 @@ pub(in crate::host) struct Entry {
     pub(in crate::host) ending: Option<Ending>,
     /// Where its time went.
     pub(super) trace: Trace,
+    /// Its client wants no more than so many tokens of it.
+    enough: Option<u32>,
+    /// Who gave tokens last.
+    giver: Option<(MachineId, LegKey)>,
     /// Wakes those who wait for more.
     pub(in crate::host) news: Arc<Notify>,
     /// Those who read it.
@@ -48,13 +57,16 @@ pub(in crate::host) struct Entry {
 }
 
 impl Entry {
-    fn new(ask: Arc<Generate>, now: Time) -> Self {
+    fn new(ask: Arc<Generate>, first: u64, now: Time) -> Self {
         Self {
             ask,
+            first,
             trace: Trace::new(now),
             tokens: Vec::new(),
             acknowledged: false,
             ending: None,
+            enough: None,
+            giver: None,
             news: Arc::default(),
             outputs: 0,
             live: true,
@@ -68,7 +80,13 @@ impl Entry {
     pub(super) fn descriptor(&self, work: &Work) -> Option<Descriptor> {
         let ask = &self.ask;
         let resumed = self.tokens.get(..work.terms.resumed_tokens as usize)?;
-        let note = Note { choice: ask.choice, max_new_tokens: ask.max_new_tokens, gateway: ask.note.clone() };
+        let note = Note {
+            choice: ask.choice,
+            choices: ask.choices,
+            first: self.first,
+            max_new_tokens: ask.max_new_tokens,
+            gateway: ask.note.clone(),
+        };
         Some(Descriptor {
             name: ask.name.clone(),
             prompt: [&ask.prompt, resumed].concat(),
@@ -90,7 +108,8 @@ impl Entry {
                 None => {
                     self.tokens.push(id);
                     let full = self.tokens.len() >= self.ask.max_new_tokens as usize;
-                    if full || self.ask.stop_ids.contains(&id) {
+                    let may_stop = index >= self.ask.sampling.min_tokens as usize;
+                    if full || (may_stop && self.ask.stop_ids.contains(&id)) {
                         self.ending = Some(Ending::Finished);
                     }
                 }
@@ -118,11 +137,25 @@ impl Book {
         self.entries.get(&request)
     }
 
-    /// The choices of a request, in order.
-    pub(in crate::host) fn named(&self, name: &str) -> Vec<u64> {
-        let mut ids = self.names.get(name).cloned().unwrap_or_default();
-        ids.sort_by_key(|id| self.entries.get(id).map_or(0, |entry| entry.ask.choice));
-        ids
+    /// All choices that have this name. After a restart those of an earlier request of the name may be among them.
+    pub(in crate::host) fn named(&self, name: &str) -> &[u64] {
+        self.names.get(name).map_or(&[], Vec::as_slice)
+    }
+
+    /// The choices of the last request of this name, in order, as far as they are known, and whether that is all.
+    pub(in crate::host) fn choices(&self, name: &str) -> (Vec<u64>, bool) {
+        let known = self.named(name).iter().filter_map(|id| Some((*id, self.entries.get(id)?)));
+        let Some(last) = known.clone().map(|(_, entry)| entry.first).max() else {
+            return (Vec::new(), false);
+        };
+        let mut of: Vec<(u32, u32, u64)> = known
+            .filter(|(_, entry)| entry.first == last)
+            .map(|(id, entry)| (entry.ask.choice, entry.ask.choices, id))
+            .collect();
+        of.sort_unstable();
+        let each_once = (0..).zip(&of).all(|(at, (choice, _, _))| *choice == at);
+        let is_whole = each_once && of.iter().all(|(_, choices, _)| *choices as usize == of.len());
+        (of.into_iter().map(|(_, _, id)| id).collect(), is_whole)
     }
 
     /// Whether a request of this name still gives tokens.
@@ -131,9 +164,9 @@ impl Book {
     }
 
     /// Takes down what is about to arrive, read by somebody.
-    pub(in crate::host) fn begin(&mut self, request: u64, ask: Arc<Generate>, now: Time) {
+    pub(in crate::host) fn begin(&mut self, request: u64, first: u64, ask: Arc<Generate>, now: Time) {
         self.names.entry(ask.name.clone()).or_default().push(request);
-        self.entries.insert(request, Entry { outputs: 1, ..Entry::new(ask, now) });
+        self.entries.insert(request, Entry { outputs: 1, ..Entry::new(ask, first, now) });
     }
 
     /// Takes down what a worker describes to a new daemon, for `prompt_tokens` of it the client's. Returns whether it is
@@ -149,10 +182,17 @@ impl Book {
         let is_new = !self.entries.contains_key(&request);
         if is_new {
             let given: Option<Note> = serde_json::from_str(&descriptor.note).ok();
-            let given = given.unwrap_or(Note { choice: 0, max_new_tokens: u32::MAX, gateway: String::new() });
+            let given = given.unwrap_or(Note {
+                choice: 0,
+                choices: 1,
+                first: request,
+                max_new_tokens: u32::MAX,
+                gateway: String::new(),
+            });
             let ask = Generate {
                 name: descriptor.name.clone(),
                 choice: given.choice,
+                choices: given.choices,
                 prompt: prompt.into(),
                 max_new_tokens: given.max_new_tokens,
                 sampling: descriptor.sampling,
@@ -163,7 +203,7 @@ impl Book {
                 priority: 0,
             };
             self.names.entry(ask.name.clone()).or_default().push(request);
-            let entry = Entry { acknowledged: true, ..Entry::new(Arc::new(ask), now) };
+            let entry = Entry { acknowledged: true, ..Entry::new(Arc::new(ask), given.first, now) };
             self.entries.insert(request, entry);
             self.close_at(request, now.after(self.reattach_ns));
         }
@@ -262,6 +302,23 @@ impl Book {
             entry.trace.tokens(entry.tokens.len(), now);
             entry.news.notify_waiters();
         }
+    }
+
+    /// A machine has given tokens, `tokens` of them by now. Returns how many are enough, where those are more.
+    pub(super) fn given_by(&mut self, from: MachineId, key: LegKey, tokens: u32) -> Option<u32> {
+        let entry = self.entries.get_mut(&key.request.0)?;
+        entry.giver = Some((from, key));
+        entry.enough.filter(|&enough| enough < tokens)
+    }
+
+    /// An output has come to a text that ends it. Returns who makes more of it for nothing.
+    pub(in crate::host) fn enough(&mut self, request: u64, tokens: u32) -> Option<(MachineId, LegKey)> {
+        let entry = self.entries.get_mut(&request)?;
+        entry.ending.get_or_insert(Ending::Finished);
+        entry.enough = Some(tokens);
+        // Until its machine says that it is over, whoever closes it gives it up.
+        entry.runs_on = true;
+        entry.giver.filter(|_| entry.live && entry.held_finish.is_none())
     }
 
     /// Keeps the word of an end from the Cluster while somebody reads, or may come back to. Returns whether it is kept.

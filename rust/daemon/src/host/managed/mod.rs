@@ -96,6 +96,13 @@ impl Managed {
         }
     }
 
+    /// Tells a machine that an output needs no more than so many tokens.
+    pub(super) fn enough(&self, to: MachineId, key: LegKey, tokens: u32) {
+        if let Some((_, handle)) = self.sessions.get(&to) {
+            handle.enough(key, tokens);
+        }
+    }
+
     /// The Cluster has taken a registration.
     pub(super) fn registered(&self, to: MachineId) {
         if let Some((_, handle)) = self.sessions.get(&to) {
@@ -147,6 +154,13 @@ impl State {
         let Some(new) = tokens.ids.get(skip..).filter(|new| !new.is_empty()) else { return Ok(()) };
         if let Some(managed) = &mut self.managed {
             managed.book.take(key.request.0, delivered, new, now);
+        }
+        let taken = delivered + new.len() as u32;
+        if let Some(managed) = &mut self.managed
+            && let Some(enough) = managed.book.given_by(from, key, taken)
+        {
+            // The word of it was lost, or the output has another machine now.
+            managed.enough(from, key, enough);
         }
         let key = LegKey { attempt, ..key };
         let notice = Notice::Progress { key, tokens: new.len() as u32 };

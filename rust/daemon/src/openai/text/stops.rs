@@ -1,9 +1,76 @@
 //! Texts that end an output, wherever the borders of its tokens are.
 
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+
+/// The beginnings of all stops, each a node: what a byte leads to costs the same for one stop and for hundreds (Aho and
+/// Corasick, 1975).
+#[derive(Debug, Default)]
+struct Trie {
+    next: HashMap<(u32, u8), u32>,
+    nodes: Vec<Node>,
+}
+
+#[derive(Debug, Default, Clone, Copy)]
+struct Node {
+    /// Bytes from the root.
+    depth: usize,
+    /// The longest other beginning that this one ends in.
+    link: u32,
+    /// Bytes of the longest stop that this beginning ends in; 0: of none.
+    stop: usize,
+}
+
+impl Trie {
+    fn new(stops: &[String]) -> Self {
+        let mut trie = Self { next: HashMap::new(), nodes: vec![Node::default()] };
+        let mut edges: Vec<Vec<(u8, u32)>> = vec![Vec::new()];
+        for stop in stops {
+            let mut at = 0;
+            for &byte in stop.as_bytes() {
+                let fresh = trie.nodes.len() as u32;
+                let child = *trie.next.entry((at, byte)).or_insert(fresh);
+                if child == fresh {
+                    let depth = trie.nodes[at as usize].depth + 1;
+                    trie.nodes.push(Node { depth, ..Node::default() });
+                    edges.push(Vec::new());
+                    edges[at as usize].push((byte, child));
+                }
+                at = child;
+            }
+            trie.nodes[at as usize].stop = stop.len();
+        }
+        // By depth, so that whatever a link leads to is done.
+        let mut queue = VecDeque::from([0_u32]);
+        while let Some(at) = queue.pop_front() {
+            for &(byte, child) in &edges[at as usize] {
+                let link = if at == 0 { 0 } else { trie.step(trie.nodes[at as usize].link, byte) };
+                let of_link = trie.nodes[link as usize].stop;
+                let node = &mut trie.nodes[child as usize];
+                (node.link, node.stop) = (link, node.stop.max(of_link));
+                queue.push_back(child);
+            }
+        }
+        trie
+    }
+
+    /// The longest beginning that the text ends in now.
+    fn step(&self, mut at: u32, byte: u8) -> u32 {
+        loop {
+            match self.next.get(&(at, byte)) {
+                Some(&child) => return child,
+                None if at == 0 => return 0,
+                None => at = self.nodes[at as usize].link,
+            }
+        }
+    }
+}
+
 /// Looks for the stops of one output. What may still become one is held back.
 #[derive(Debug, Clone)]
 pub(super) struct Stops {
-    stops: Vec<String>,
+    trie: Arc<Trie>,
+    at: u32,
     held: String,
 }
 
@@ -16,37 +83,33 @@ pub(super) struct Freed {
     pub(super) stopped: bool,
 }
 
-/// How many bytes at the end of `text` may become `stop`.
-fn begins(text: &str, stop: &str) -> usize {
-    let longest = text.len().min(stop.len().saturating_sub(1));
-    let from = (text.len() - longest..text.len()).filter(|&at| text.is_char_boundary(at));
-    from.map(|at| &text[at..]).find(|end| stop.starts_with(end)).map_or(0, str::len)
-}
-
 impl Stops {
     /// None of them may be empty.
-    pub(super) fn new(stops: Vec<String>) -> Self {
-        Self { stops, held: String::new() }
+    pub(super) fn new(stops: &[String]) -> Self {
+        Self { trie: Arc::new(Trie::new(stops)), at: 0, held: String::new() }
     }
 
     /// Takes the next text. The first stop that is whole counts; of two that end together, the one that began first.
     pub(super) fn push(&mut self, text: &str) -> Freed {
+        let before = self.held.len();
         self.held.push_str(text);
-        let found = self.stops.iter().filter_map(|stop| {
-            let at = self.held.find(stop.as_str())?;
-            Some((at + stop.len(), at))
-        });
-        if let Some((_, at)) = found.min() {
-            self.held.truncate(at);
-            return Freed { text: std::mem::take(&mut self.held), stopped: true };
+        for (more, &byte) in (1..).zip(text.as_bytes()) {
+            self.at = self.trie.step(self.at, byte);
+            let stop = self.trie.nodes[self.at as usize].stop;
+            if stop > 0 {
+                self.held.truncate(before + more - stop);
+                self.at = 0;
+                return Freed { text: std::mem::take(&mut self.held), stopped: true };
+            }
         }
-        let kept = self.stops.iter().map(|stop| begins(&self.held, stop)).max().unwrap_or(0);
+        let kept = self.trie.nodes[self.at as usize].depth;
         let held = self.held.split_off(self.held.len() - kept);
         Freed { text: std::mem::replace(&mut self.held, held), stopped: false }
     }
 
     /// What was held back, when nothing comes any more.
     pub(super) fn rest(&mut self) -> String {
+        self.at = 0;
         std::mem::take(&mut self.held)
     }
 }
@@ -59,7 +122,7 @@ mod tests {
 
     /// What the stops leave of a text that comes in pieces.
     fn left(stops: &[String], pieces: &[String]) -> (String, bool) {
-        let (mut watch, mut text) = (Stops::new(stops.to_vec()), String::new());
+        let (mut watch, mut text) = (Stops::new(stops), String::new());
         for piece in pieces {
             let freed = watch.push(piece);
             text.push_str(&freed.text);
@@ -93,7 +156,7 @@ mod tests {
 
         #[test]
         fn nothing_is_held_back_that_cannot_become_a_stop(text in "[ab]{0,6}", stop in "[ab]{1,4}") {
-            let mut watch = Stops::new(vec![stop.clone()]);
+            let mut watch = Stops::new(std::slice::from_ref(&stop));
             let freed = watch.push(&text);
             prop_assert!(freed.stopped || watch.held.is_empty() || stop.starts_with(&watch.held));
         }

@@ -28,6 +28,8 @@ pub(crate) struct Writer {
     decoder: Decoder,
     stops: Stops,
     stop_ids: Vec<u32>,
+    /// Tokens before the output may end at one that ends it, or at a text.
+    least: u32,
     most: u32,
     taken: u32,
     finish: Option<Finish>,
@@ -36,12 +38,19 @@ pub(crate) struct Writer {
 }
 
 impl Writer {
-    /// For an output of at most `most` tokens behind `prompt`.
-    pub(crate) fn new(model: &Model, prompt: &[u32], most: u32, stop: &[String], stop_ids: &[u32]) -> Self {
+    /// For an output of at most `most` tokens behind `prompt`, which does not end by itself in the first `least`.
+    pub(crate) fn new(
+        model: &Model,
+        prompt: &[u32],
+        (least, most): (u32, u32),
+        stop: &[String],
+        stop_ids: &[u32],
+    ) -> Self {
         Self {
             decoder: Decoder::behind(model, prompt),
-            stops: Stops::new(stop.to_vec()),
+            stops: Stops::new(stop),
             stop_ids: stop_ids.to_vec(),
+            least,
             most,
             taken: 0,
             finish: None,
@@ -71,13 +80,17 @@ impl Writer {
         }
         self.taken += 1;
         // A token that ends the output is not part of its text.
-        let stops = self.stop_ids.contains(&id);
+        let may_stop = self.taken > self.least;
+        let stops = may_stop && self.stop_ids.contains(&id);
         let text = if stops { String::new() } else { self.decoder.push(model, id) };
         if stops {
             return self.last(model, text, Finish::Stop);
         }
         if self.taken >= self.most {
             return self.last(model, text, Finish::Length);
+        }
+        if !may_stop {
+            return Piece { text, finish: None };
         }
         let freed = self.stops.push(&text);
         self.early = freed.stopped;
@@ -95,6 +108,10 @@ impl Writer {
 
     fn last(&mut self, model: &Model, mut text: String, finish: Finish) -> Piece {
         text.push_str(&self.decoder.rest(model));
+        if self.taken <= self.least {
+            self.finish = Some(finish);
+            return Piece { text, finish: self.finish };
+        }
         let mut freed = self.stops.push(&text);
         let finish = if freed.stopped {
             Finish::Stop
@@ -115,7 +132,7 @@ mod tests {
     fn pieces(most: u32, stop: &[&str], stop_ids: &[u32], text: &[u8]) -> Vec<(String, Option<Finish>)> {
         let model = bytes_model();
         let stop: Vec<String> = stop.iter().map(|&stop| stop.to_owned()).collect();
-        let mut writer = Writer::new(model, &[], most, &stop, stop_ids);
+        let mut writer = Writer::new(model, &[], (0, most), &stop, stop_ids);
         let pieces = text.iter().map(|&byte| writer.take(model, u32::from(byte)));
         pieces.map(|piece| (piece.text, piece.finish)).collect()
     }
@@ -133,6 +150,22 @@ mod tests {
         // The first l may begin the stop; the second shows that it did not.
         assert_eq!(given[2], quiet());
         assert_eq!(given[3..], tail);
+    }
+
+    #[test]
+    fn nothing_ends_an_output_before_its_least_number_of_tokens() {
+        let stop = ["b".to_owned(), "cd".to_owned()];
+        let mut writer = Writer::new(bytes_model(), &[], (3, 9), &stop, &[u32::from(b'.')]);
+        let mut take = |byte: u8| {
+            let piece = writer.take(bytes_model(), u32::from(byte));
+            (piece.text, piece.finish)
+        };
+        // A stop that began before counts as little as one that was whole.
+        assert_eq!(
+            [take(b'b'), take(b'.'), take(b'c')],
+            [piece("b", None), piece(".", None), piece("c", None)]
+        );
+        assert_eq!([take(b'd'), take(b'.')], [piece("d", None), piece("", Some(Finish::Stop))]);
     }
 
     #[test]
