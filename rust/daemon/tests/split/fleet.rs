@@ -12,7 +12,7 @@ use splitcore_wire::address::Address;
 use splitcore_wire::backoff::Backoff;
 use splitcore_wire::session::Limits;
 use splitcore_worker::mover::MoverOptions;
-use splitcore_worker::{Log, ModelBounds, Pass, Stats, Worker, WorkerOptions};
+use splitcore_worker::{Log, ModelBounds, Pass, Stats, TransferListen, Worker, WorkerOptions};
 
 use crate::model::{Model, VOCABULARY, layout};
 
@@ -85,7 +85,8 @@ pub(crate) fn options(connect: &str, name: &str, role: Role) -> WorkerOptions {
         model: MODEL.to_owned(),
         bounds: ModelBounds { context: 1000, vocabulary: VOCABULARY },
         secret: None,
-        peer_listen: Address::Tcp("127.0.0.1:0".to_owned()),
+        peer_listen: Some(Address::Tcp("127.0.0.1:0".to_owned())),
+        transfer_listen: TransferListen::AsNeeded,
         mover,
         machine: MachineConfig { report_interval_ns: 20_000_000, ..MachineConfig::default() },
         limits: Limits::default(),
