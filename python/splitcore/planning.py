@@ -11,6 +11,7 @@ from splitcore.engines import engine as engine_named
 from splitcore.errors import wrong
 from splitcore.plan_schema import (
     GOALS,
+    THRESHOLDS,
     Capacity,
     ClusterOptions,
     Goal,
@@ -50,6 +51,9 @@ def run_options(options: Mapping[str, object]) -> dict[str, Any]:
         InputError: If that file is malformed.
     """
     given = {name: value for name, value in options.items() if value is not None}
+    thresholds = {name: given.pop(name) for name in THRESHOLDS if name in given}
+    if thresholds:
+        given["thresholds"] = thresholds
     machines = given.pop("machines", None)
     if machines is not None:
         given["machine_types"] = _native.machine_types(str(machines))
@@ -143,7 +147,7 @@ def plan_spec(
     if goal not in GOALS:
         raise wrong("goal", ", ".join(GOALS), goal)
     for name, limit in (("cost_limit", cost_limit), ("power_limit", power_limit), ("space_limit", space_limit)):
-        if limit is not None and not 0 < limit < math.inf:
+        if limit is not None and (isinstance(limit, bool | str) or not 0 < limit < math.inf):
             raise wrong(name, "more than 0", limit)
     options = run_options({"duration_s": DURATION_S, **run})
     names = PRESETS if designs is None else designs

@@ -264,6 +264,8 @@ class Summary(TypedDict):
     policy: str
     model: str
     trace: str
+    notes: list[str]
+    """What was done with trace files that a reader should know, each a sentence."""
     transfer_mode: str
     rate_rps: float | None
     """Mean arrivals a second; None where all come at once."""

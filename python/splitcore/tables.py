@@ -68,6 +68,18 @@ def printable(text: str) -> str:
     return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)
 
 
+def notes(told: Iterable[str]) -> Iterable[RenderableType]:
+    """Draw what a reader should know, a line each.
+
+    Args:
+        told: Of a report.
+
+    Returns:
+        What `console` prints.
+    """
+    return [Text(f"note: {note}") for note in told]
+
+
 def run(summary: Summary) -> RenderableType:
     """Draw one run.
 
@@ -98,6 +110,7 @@ def run(summary: Summary) -> RenderableType:
         _pools(summary["machines"]),
         *([_faults(summary["faults"])] if "faults" in summary else []),
         facts,
+        *notes(summary["notes"]),
     )
 
 

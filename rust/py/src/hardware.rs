@@ -3,11 +3,12 @@
 use std::path::PathBuf;
 
 use pyo3::prelude::*;
-use pythonize::{depythonize, pythonize};
+use pythonize::pythonize;
 use splitcore_sim::SimError;
 use splitcore_sim::machines::{Catalogue, MachineType, PriceTable, parse_kind, read_machine_types};
 
 use crate::errors;
+use crate::plain;
 
 /// Read a file of machine types.
 #[pyfunction]
@@ -24,7 +25,8 @@ pub(crate) fn machine_price<'py>(
     prices: &str,
     machine_types: &Bound<'py, PyAny>,
 ) -> PyResult<Bound<'py, PyAny>> {
-    let types: Vec<MachineType> = depythonize(machine_types)?;
+    let types: Vec<MachineType> = plain::read(machine_types)?
+        .map_err(|error| errors::config(py, "machine_types", "machine types", error))?;
     let price = || {
         let table = PriceTable::named(prices)?;
         let kind = parse_kind("designs", machine, &Catalogue::new(&types)?)?;

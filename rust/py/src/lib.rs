@@ -13,6 +13,7 @@ mod events;
 mod hardware;
 mod machine;
 mod placement;
+mod plain;
 mod plan;
 mod replay;
 mod serve;
@@ -35,8 +36,9 @@ mod _native {
     use crate::cluster::Cluster;
     #[pymodule_export]
     use crate::errors::{
-        ConfigError, DuplicateMachineError, DuplicateRequestError, EventError, HandshakeError, InputError,
-        RejectedError, SimulationStuckError, SplitcoreError, TransferError, UnknownIdError,
+        CallInterrupted, ConfigError, DuplicateMachineError, DuplicateRequestError, EventError,
+        HandshakeError, InputError, RejectedError, SimulationStuckError, SplitcoreError, TransferError,
+        UnknownIdError,
     };
     #[pymodule_export]
     use crate::events::{Handled, Snapshot};

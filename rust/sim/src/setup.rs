@@ -17,7 +17,9 @@ use crate::machines::{Catalogue, MachineGroup, MachineKind, Model, kv_capacity_t
 use crate::options::Options;
 use crate::phase::isolate;
 use crate::report::{AdmissionLimits, Reference, TbtRule};
-use crate::workload::{Arrivals, Sampling, Source, Workload, WorkloadSpec, mixed};
+use crate::workload::{
+    Arrivals, InvalidRows, LaterTurns, Reading, Sampling, Source, TOKENS_MAX, Workload, WorkloadSpec, mixed,
+};
 
 /// KV blocks without a memory limit: more than any run holds, and few enough for token counts to stay small.
 pub(crate) const UNLIMITED_BLOCKS: u32 = 1 << 27;
@@ -102,7 +104,7 @@ impl Setup {
                 let cost = CostModel::new(cost_kind, &profile, model, &group.kind)?;
                 costs.push((group.kind.clone(), cost));
             }
-            let config = machine_config(model, &group.kind, cost_kind, options.kv_limit)?;
+            let config = machine_config(model, &group.kind, cost_kind, options)?;
             let bytes_per_s = link_bandwidth.unwrap_or_else(|| group.kind.nic_bytes_per_s());
             let link = Link { bytes_per_s, fixed_cost_ns: group.kind.hardware.fixed_cost_ns };
             let (send, receive) = (bytes_per_s as f64, bytes_per_s as f64);
@@ -186,13 +188,14 @@ fn machine_config(
     model: Model,
     kind: &MachineKind,
     cost_kind: CostKind,
-    kv_limit: bool,
+    options: &Options,
 ) -> Result<MachineConfig, SimError> {
     // Simulated links may be slow; they never stand still.
-    let base =
+    let mut base =
         MachineConfig { report_interval_ns: SECOND_NS, transfer_limit_ns: None, ..MachineConfig::default() };
+    options.thresholds.set_machine(&mut base)?;
     let capacity_tokens = kv_capacity_tokens(model, kind, cost_kind.weights())?;
-    let blocks = if kv_limit {
+    let blocks = if options.kv_limit {
         let blocks = capacity_tokens / u64::from(base.block_tokens);
         u32::try_from(blocks).unwrap_or(UNLIMITED_BLOCKS)
     } else {
@@ -228,7 +231,7 @@ fn cluster_config(options: &Options, model: Model) -> Result<ClusterConfig, SimE
     if requests_max == 0 {
         return Err(SimError::config("max_in_flight", "at least 1", 0));
     }
-    Ok(ClusterConfig {
+    let mut config = ClusterConfig {
         policy,
         mixed_return: named("mixed_return", &returns, &options.mixed_return)?,
         reserve: named("reserve", &reserves, &options.reserve)?,
@@ -242,7 +245,9 @@ fn cluster_config(options: &Options, model: Model) -> Result<ClusterConfig, SimE
         split_from_tokens: options.split_from,
         seed: options.seed,
         ..ClusterConfig::default()
-    })
+    };
+    options.thresholds.set_cluster(&mut config)?;
+    Ok(config)
 }
 
 fn checked_permille(share: f64) -> Result<u32, SimError> {
@@ -317,5 +322,20 @@ fn workload_spec(options: &Options) -> Result<WorkloadSpec, SimError> {
         sampling: Sampling::from_str(&options.sampling)?,
         seed: options.seed,
         requests: options.requests,
+        reading: reading(options)?,
+    })
+}
+
+fn reading(options: &Options) -> Result<Reading, SimError> {
+    let invalid_rows = [("error", InvalidRows::Error), ("skip", InvalidRows::Skip)];
+    let later_turns = [("error", LaterTurns::Error), ("after-arrival", LaterTurns::AfterArrival)];
+    if let Some(tokens) = options.missing_output.filter(|tokens| !(1..=TOKENS_MAX).contains(tokens)) {
+        return Err(SimError::config("missing_output", format!("1 to {TOKENS_MAX} tokens"), tokens));
+    }
+    Ok(Reading {
+        invalid_rows: named("invalid_rows", &invalid_rows, &options.invalid_rows)?,
+        missing_output: options.missing_output,
+        later_turns: named("later_turns", &later_turns, &options.later_turns)?,
+        tokenizer: options.tokenizer.clone(),
     })
 }

@@ -17,10 +17,6 @@ use crate::world::{World, role_name};
 
 /// Events between two calls of the control function.
 const EVENTS_PER_CALL: u64 = 1 << 16;
-/// The watchdog's patience: events without an end of a request, and more for each machine, since at the start every
-/// machine may run a long request.
-const PATIENCE_EVENTS: u64 = 1_000_000;
-const PATIENCE_EVENTS_PER_MACHINE: u64 = 20_000;
 
 /// What a run leaves.
 #[derive(Debug, Clone)]
@@ -96,31 +92,26 @@ pub(crate) fn run<O: Observer>(
     control: &mut dyn FnMut(u64, u64) -> bool,
 ) -> Result<(), SimError> {
     let total = setup.workload.requests.len() as u64;
-    let patience = PATIENCE_EVENTS + PATIENCE_EVENTS_PER_MACHINE * setup.machines.len() as u64;
-    let (mut ended, mut ended_at_event) = (0, 0);
     while world.step()? {
         if world.is_seen_enough() {
             return Ok(());
         }
-        if world.ended != ended {
-            ended = world.ended;
-            ended_at_event = world.events;
-        } else if world.events - ended_at_event > patience && world.pending() > 0 {
-            return Err(stuck(world, world.events - ended_at_event));
+        if let Some(circle) = world.circle() {
+            return Err(stuck(world, circle));
         }
         if world.events.is_multiple_of(EVENTS_PER_CALL) && !control(world.ended as u64, total) {
             return Err(SimError::Interrupted);
         }
     }
     if !world.is_over() {
-        return Err(stuck(world, world.events - ended_at_event));
+        return Err(stuck(world, "no event is left".into()));
     }
     if setup.check { world.check_drained() } else { Ok(()) }
 }
 
-fn stuck<O: Observer>(world: &World<O>, events: u64) -> SimError {
+fn stuck<O: Observer>(world: &World<O>, circle: String) -> SimError {
     let (request, state) = world.stuck();
-    SimError::Stuck { events, pending: world.pending() as u64, request, state }
+    SimError::Stuck { circle, pending: world.pending() as u64, request, state }
 }
 
 fn report<O: Observer>(world: &World<O>, setup: &Setup, options: &Options, wall_s: f64) -> Report {
@@ -149,6 +140,7 @@ fn report<O: Observer>(world: &World<O>, setup: &Setup, options: &Options, wall_
             policy: setup.cluster.policy.name().to_string(),
             model: setup.model.to_string(),
             trace: setup.workload.name.clone(),
+            notes: setup.workload.notes.clone(),
             transfer_mode: options.transfer.clone(),
             seed: setup.seed,
             evictions,

@@ -15,8 +15,7 @@ type Value<'i> = Spanned<DeValue<'i>>;
 
 pub(super) fn read(path: &Path) -> Result<SloSet, SimError> {
     let file = path.display().to_string();
-    let text = std::fs::read_to_string(path)
-        .map_err(|error| SimError::Io { file: file.clone(), reason: error.to_string() })?;
+    let text = splitcore_sim::read_ordinary(path)?;
     let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
     parse(&text, &file, name)
 }

@@ -56,6 +56,8 @@ pub struct RunFacts {
     pub model: String,
     /// Name of the workload or trace file.
     pub trace: String,
+    /// What was done with its files that a reader should know, each a sentence.
+    pub notes: Vec<String>,
     /// How KV caches were to move.
     pub transfer_mode: String,
     /// Seed of the workload.
@@ -129,6 +131,8 @@ pub struct Summary {
     pub model: String,
     /// Name of the workload or trace file.
     pub trace: String,
+    /// What was done with its files that a reader should know, each a sentence.
+    pub notes: Vec<String>,
     /// How KV caches were to move.
     pub transfer_mode: String,
     /// Mean arrivals a second, (n - 1) / (last - first); null where all come at once.
@@ -173,6 +177,7 @@ impl Summary {
             policy: facts.policy,
             model: facts.model,
             trace: facts.trace,
+            notes: facts.notes,
             transfer_mode: facts.transfer_mode,
             rate_rps: rate_rps(rows),
             seed: facts.seed,

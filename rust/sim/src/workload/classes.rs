@@ -44,6 +44,7 @@ pub fn mixed(spec: &WorkloadSpec, classes: &[TrafficClass]) -> Result<Workload, 
     }
     let all: f64 = classes.iter().map(|class| class.share).sum();
     let mut tagged: Vec<(u16, TraceRequest)> = Vec::new();
+    let mut notes = Vec::new();
     for (at, class) in (0_u16..).zip(classes) {
         let source = class.trace.as_deref().map_or_else(|| spec.source.clone(), Source::from);
         let own = WorkloadSpec {
@@ -52,7 +53,9 @@ pub fn mixed(spec: &WorkloadSpec, classes: &[TrafficClass]) -> Result<Workload, 
             seed: class_seed(spec.seed, at),
             ..spec.clone()
         };
-        tagged.extend(own.build()?.requests.into_iter().map(|request| (at, request)));
+        let Workload { requests, notes: told, .. } = own.build()?;
+        tagged.extend(requests.into_iter().map(|request| (at, request)));
+        notes.extend(told.into_iter().filter(|note| !notes.contains(note)).collect::<Vec<_>>());
     }
     tagged.sort_by_key(|&(at, request)| (request.arrival_ns, at));
     tagged.truncate(spec.requests.unwrap_or(usize::MAX));
@@ -61,6 +64,7 @@ pub fn mixed(spec: &WorkloadSpec, classes: &[TrafficClass]) -> Result<Workload, 
         name: names.join("+"),
         classes: tagged.iter().map(|&(at, _)| at).collect(),
         requests: tagged.into_iter().map(|(_, request)| request).collect(),
+        notes,
     })
 }
 
