@@ -42,6 +42,7 @@ CHANGES = {
     "max-in-flight": (LIGHT, "2"),
     "slo-ttft": (LIMITED | {"slo-tbt": "9"}, "0.1"),
     "slo-tbt": (LIMITED | {"slo-ttft": "9"}, "0.03"),
+    "classes": (LIGHT, "classes.toml"),
     "invalid-rows": (TRACE | {"trace": "bad.csv"}, "skip"),
     "missing-output": (TRACE | {"trace": "inputs.jsonl"}, "9"),
     "later-turns": (TRACE | {"trace": "turns.jsonl"}, "after-arrival"),
@@ -90,6 +91,7 @@ WORDS = (
 )
 FILES = {
     "types.toml": '[machine.mine]\nlike = "dgx-h100"\n',
+    "classes.toml": '[[class]]\nname = "a"\nshare = 3\n[[class]]\nname = "b"\nshare = 1\ntrace = "azure-code"\n',
     "bad.csv": "Timestamp,Request tokens,Response tokens\n1,500,20\n2,500,0\n",
     "inputs.jsonl": '{"timestamp": 1, "input_length": 5}\n',
     "turns.jsonl": (

@@ -4,7 +4,8 @@
 through failures; `capacity` and `plan` simulate until they know what a cluster holds, and which one to take.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from splitcore._native import (
     CallInterrupted,
@@ -108,6 +109,7 @@ def simulate(
     split_from: int = 0,
     kv_limit: bool = True,
     requests: int | None = None,
+    classes: str | Sequence[Mapping[str, Any]] | None = None,
     invalid_rows: str = "error",
     missing_output: int | None = None,
     later_turns: str = "error",
@@ -181,6 +183,9 @@ def simulate(
         split_from: Prompts of fewer tokens run whole on their token machine.
         kv_limit: Whether the memory of the machines bounds their KV cache.
         requests: Arrivals are cut after this many.
+        classes: Kinds of traffic that share the rate, each with ``name``, ``share`` and, if need be, ``trace``,
+            ``priority``, ``slo_ttft_s`` and ``slo_tbt_s``; or the path of a TOML file with a ``[[class]]`` for each.
+            The summary tells under ``classes`` what became of each.
         invalid_rows: Rows of a trace that are no requests, as of failed ones: ``"error"``, or ``"skip"`` with a note.
         missing_output: Tokens of answers whose length a trace does not say.
         later_turns: Turns of a session with a delay instead of a time: ``"error"``, or ``"after-arrival"`` lets each
@@ -257,6 +262,7 @@ def simulate(
         "split_from": split_from,
         "kv_limit": kv_limit,
         "requests": requests,
+        "classes": classes,
         "invalid_rows": invalid_rows,
         "missing_output": missing_output,
         "later_turns": later_turns,

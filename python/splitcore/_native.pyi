@@ -1144,6 +1144,20 @@ def mean_interval(values: list[float]) -> tuple[float, Interval | None]:
         ConfigError: If there is none.
     """
 
+def traffic_classes(path: str | PathLike[str]) -> list[dict[str, Any]]:
+    """Read a file of traffic classes.
+
+    Args:
+        path: A TOML file, with a ``[[class]]`` for each.
+
+    Returns:
+        They, as plain data: the ``classes`` of a run.
+
+    Raises:
+        InputError: If the file is malformed; it names the line.
+        SplitcoreError: If it cannot be read.
+    """
+
 def machine_types(path: str | PathLike[str]) -> list[dict[str, Any]]:
     """Read a file of machine types.
 

@@ -75,6 +75,9 @@ class Workload:
     sampling: Annotated[str, _workload("NAME", "Lengths drawn joint or independent.")] = "joint"
     seed: Annotated[int, _workload("N", "Of every random draw.")] = 0
     requests_limit: Annotated[int | None, _workload("N", "Stop arrivals after N.")] = None
+    classes: Annotated[Path | None, _workload("FILE.toml", "Kinds of traffic with shares, limits and priorities.")] = (
+        None
+    )
     invalid_rows: Annotated[str, _workload("NAME", "Rows of a trace that are no requests: error, or skip.")] = "error"
     missing_output: Annotated[int | None, _workload("TOKENS", "Of answers whose length a trace does not say.")] = None
     later_turns: Annotated[

@@ -3,6 +3,7 @@
 Units stand last in names; where there is none, a rate is in requests a second. ``None`` stands for no value.
 """
 
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
 __all__ = [
@@ -93,6 +94,7 @@ class RunOptions(Thresholds, total=False):
     split_from: int
     kv_limit: bool
     requests: int | None
+    classes: str | Sequence[Mapping[str, Any]] | None
     invalid_rows: str
     missing_output: int | None
     later_turns: str
@@ -117,6 +119,8 @@ class TrafficClass(TypedDict):
     name: str
     share: float
     """Its part of the rate, in any unit."""
+    priority: int
+    """Where accepted requests wait, the higher goes first."""
 
 
 class Attainment(TypedDict):

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from os import PathLike
 from typing import Any, TypedDict, Unpack, cast
 
 from splitcore import _native
@@ -45,15 +46,17 @@ def run_options(options: Mapping[str, object]) -> dict[str, Any]:
         options: Of `splitcore.simulate`; None is a default.
 
     Returns:
-        Plain data, with the machine types that a file named.
+        Plain data, with the machine types and classes that files named.
 
     Raises:
-        InputError: If that file is malformed.
+        InputError: If such a file is malformed.
     """
     given = {name: value for name, value in options.items() if value is not None}
     thresholds = {name: given.pop(name) for name in THRESHOLDS if name in given}
     if thresholds:
         given["thresholds"] = thresholds
+    if isinstance(given.get("classes"), str | PathLike):
+        given["classes"] = _native.traffic_classes(given["classes"])
     machines = given.pop("machines", None)
     if machines is not None:
         given["machine_types"] = _native.machine_types(str(machines))

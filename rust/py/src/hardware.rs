@@ -6,6 +6,7 @@ use pyo3::prelude::*;
 use pythonize::pythonize;
 use splitcore_sim::SimError;
 use splitcore_sim::machines::{Catalogue, MachineType, PriceTable, parse_kind, read_machine_types};
+use splitcore_sim::workload::read_classes;
 
 use crate::errors;
 use crate::plain;
@@ -15,6 +16,13 @@ use crate::plain;
 pub(crate) fn machine_types(py: Python<'_>, path: PathBuf) -> PyResult<Bound<'_, PyAny>> {
     let types = py.detach(|| read_machine_types(&path.to_string_lossy()));
     Ok(pythonize(py, &types.map_err(|error| errors::sim(py, error))?)?)
+}
+
+/// Read a file of traffic classes.
+#[pyfunction]
+pub(crate) fn traffic_classes(py: Python<'_>, path: PathBuf) -> PyResult<Bound<'_, PyAny>> {
+    let classes = py.detach(|| read_classes(&path.to_string_lossy()));
+    Ok(pythonize(py, &classes.map_err(|error| errors::sim(py, error))?)?)
 }
 
 /// Tell what a machine takes.

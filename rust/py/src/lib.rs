@@ -43,7 +43,7 @@ mod _native {
     #[pymodule_export]
     use crate::events::{Handled, Snapshot};
     #[pymodule_export]
-    use crate::hardware::{machine_price, machine_types};
+    use crate::hardware::{machine_price, machine_types, traffic_classes};
     #[pymodule_export]
     use crate::machine::Machine;
     #[pymodule_export]

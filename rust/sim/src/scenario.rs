@@ -49,7 +49,7 @@ impl Scenario {
 
     /// The traffic class of a request: an index of [`Options::classes`], 0 without classes.
     pub fn class_of(&self, request: usize) -> usize {
-        self.setup.workload.classes.get(request).map_or(0, |&class| class.into())
+        self.setup.class_of(request)
     }
 
     /// Times of a request alone on the idle reference machine.

@@ -6,7 +6,7 @@ use splitcore_core::config::{
     Admission, ClusterConfig, Cut, MachineConfig, MixedReturn, PolicyKind, SECOND_NS, Ties, TransferRule,
 };
 use splitcore_core::cost::CostTable;
-use splitcore_core::event::{Link, Role, Slo};
+use splitcore_core::event::{ClusterEvent, Link, Role, Slo};
 use splitcore_core::placement::Reserve;
 
 use crate::SimError;
@@ -18,7 +18,8 @@ use crate::options::Options;
 use crate::phase::isolate;
 use crate::report::{AdmissionLimits, Reference, TbtRule};
 use crate::workload::{
-    Arrivals, InvalidRows, LaterTurns, Reading, Sampling, Source, TOKENS_MAX, Workload, WorkloadSpec, mixed,
+    Arrivals, InvalidRows, LaterTurns, Reading, Sampling, Source, TOKENS_MAX, TrafficClass, Workload,
+    WorkloadSpec, mixed,
 };
 
 /// KV blocks without a memory limit: more than any run holds, and few enough for token counts to stay small.
@@ -49,8 +50,12 @@ pub(crate) struct Setup {
     pub(crate) reference: IdleReference,
     pub(crate) machines: Vec<MachineSetup>,
     pub(crate) cluster: ClusterConfig,
-    /// Of every request.
-    pub(crate) limits: AdmissionLimits,
+    /// Of the requests of each class; of one where there are no classes.
+    pub(crate) limits: Vec<AdmissionLimits>,
+    /// Of the requests of each class, likewise.
+    pub(crate) priorities: Vec<i32>,
+    /// What the classes are called; empty where there are none.
+    pub(crate) class_names: Vec<String>,
     pub(crate) contention: Contention,
     pub(crate) message_delay_ns: u64,
     pub(crate) workload: Workload,
@@ -131,6 +136,11 @@ impl Setup {
             machines,
             cluster,
             limits,
+            priorities: match options.classes.as_slice() {
+                [] => vec![0],
+                classes => classes.iter().map(|class| class.priority).collect(),
+            },
+            class_names: options.classes.iter().map(|class| class.name.clone()).collect(),
             contention: if options.contention { Contention::On } else { Contention::Off },
             message_delay_ns,
             workload: options.workload()?,
@@ -258,22 +268,46 @@ fn checked_permille(share: f64) -> Result<u32, SimError> {
     }
 }
 
-/// Limits in seconds; a rule that holds arrivals against limits needs one.
-fn admission_limits(options: &Options, admission: Admission) -> Result<AdmissionLimits, SimError> {
+/// Limits of each class; a rule that holds arrivals against limits needs one.
+fn admission_limits(options: &Options, admission: Admission) -> Result<Vec<AdmissionLimits>, SimError> {
     let checked = |option, limit_s: Option<f64>| match limit_s {
         None => Ok(None),
         Some(limit_s) if (1e-9..=1e9).contains(&limit_s) => Ok(Some((limit_s * 1e9).round() as u64)),
         Some(limit_s) => Err(SimError::config(option, "seconds from 1e-9 to 1e9", limit_s)),
     };
-    let limits = AdmissionLimits {
-        ttft_ns: checked("slo_ttft_s", options.slo_ttft_s)?,
-        tbt_ns: checked("slo_tbt_s", options.slo_tbt_s)?,
+    let limits = |ttft_s: Option<f64>, tbt_s: Option<f64>| -> Result<AdmissionLimits, SimError> {
+        Ok(AdmissionLimits { ttft_ns: checked("slo_ttft_s", ttft_s)?, tbt_ns: checked("slo_tbt_s", tbt_s)? })
     };
-    if admission != Admission::Bounds && limits == AdmissionLimits::default() {
+    let of_all = limits(options.slo_ttft_s, options.slo_tbt_s)?;
+    let of_class = |class: &TrafficClass| {
+        let (ttft_s, tbt_s) =
+            (class.slo_ttft_s.or(options.slo_ttft_s), class.slo_tbt_s.or(options.slo_tbt_s));
+        limits(ttft_s, tbt_s)
+    };
+    let limits: Vec<AdmissionLimits> = match options.classes.as_slice() {
+        [] => vec![of_all],
+        classes => classes.iter().map(of_class).collect::<Result<_, _>>()?,
+    };
+    if admission != Admission::Bounds && limits.iter().all(|limits| *limits == AdmissionLimits::default()) {
         let expected = "slo_ttft_s or slo_tbt_s beside it";
         return Err(SimError::config("admission", expected, format!("`{}` alone", options.admission)));
     }
     Ok(limits)
+}
+
+impl Setup {
+    /// The class of a request, by number; 0 where there are none.
+    pub(crate) fn class_of(&self, request: usize) -> usize {
+        self.workload.classes.get(request).map_or(0, |&class| class.into())
+    }
+
+    /// The limits of each class, as the Cluster is told them.
+    pub(crate) fn slos(&self) -> impl Iterator<Item = ClusterEvent> {
+        let told = |(class, limits): (u32, &AdmissionLimits)| {
+            limits.slo().map(|slo| ClusterEvent::SetSlo { class, slo: Some(slo) })
+        };
+        (0..).zip(&self.limits).filter_map(told)
+    }
 }
 
 impl AdmissionLimits {

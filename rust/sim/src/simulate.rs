@@ -9,8 +9,8 @@ use crate::faults::Recovery;
 use crate::observer::Observer;
 use crate::options::Options;
 use crate::report::{
-    AdmissionReport, FaultReport, FaultTally, Inputs, RequestRecord, RequestRow, RunFacts, SloLimits,
-    Summary, Timelines,
+    AdmissionReport, ClassReport, FaultReport, FaultTally, Inputs, RequestRecord, RequestRow, RunFacts,
+    SloLimits, Summary, Timelines,
 };
 use crate::setup::Setup;
 use crate::world::{World, role_name};
@@ -119,7 +119,7 @@ fn report<O: Observer>(world: &World<O>, setup: &Setup, options: &Options, wall_
     let tbt_rule = setup.tbt_rule();
     let reference = |prompt: u32, output: u32| setup.idle(prompt, output);
     let (evictions, pauses) = world.evictions_and_pauses();
-    let summary = Summary::new(Inputs {
+    let mut summary = Summary::new(Inputs {
         rows: &rows,
         gaps: &world.gaps,
         transfers: &world.transfer_tally,
@@ -131,7 +131,8 @@ fn report<O: Observer>(world: &World<O>, setup: &Setup, options: &Options, wall_
         facts: RunFacts {
             admission: AdmissionReport::new(
                 &options.admission,
-                setup.limits,
+                &setup.limits,
+                |at| setup.class_of(at),
                 &rows,
                 world.rejections.clone(),
             ),
@@ -151,6 +152,7 @@ fn report<O: Observer>(world: &World<O>, setup: &Setup, options: &Options, wall_
             digest: world.digest.finish(),
         },
     });
+    summary.classes = classes(setup, &rows);
     let record =
         |row: &RequestRow| RequestRecord::new(row, tbt_rule, reference(row.prompt_tokens, row.output_tokens));
     Report {
@@ -160,6 +162,15 @@ fn report<O: Observer>(world: &World<O>, setup: &Setup, options: &Options, wall_
         timeline: timelines(world, setup),
         machine_names: setup.machines.iter().map(|machine| machine.name.clone()).collect(),
     }
+}
+
+fn classes(setup: &Setup, rows: &[RequestRow]) -> Vec<ClassReport> {
+    let of = |(class, name): (usize, &String)| {
+        let rows = rows.iter().enumerate().filter(|&(at, _)| setup.class_of(at) == class);
+        let rows: Vec<RequestRow> = rows.map(|(_, row)| *row).collect();
+        ClassReport::new(name, setup.priorities[class], setup.limits[class], &rows)
+    };
+    setup.class_names.iter().enumerate().map(of).collect()
 }
 
 fn timelines<O: Observer>(world: &World<O>, setup: &Setup) -> Timelines {

@@ -86,12 +86,27 @@ impl Reader<'_> {
         let missing = |field: &str| self.wrong(offset, field, "a value", "nothing");
         let name = field("name").ok_or_else(|| missing("class.name"))?;
         let share = field("share").ok_or_else(|| missing("class.share"))?;
+        let limit = |key: &str| {
+            field(key)
+                .map(|value| self.number(value, &format!("class.{key}"), "seconds above 0", is_limit))
+                .transpose()
+        };
         let traffic = TrafficClass {
             name: self.text(name, "class.name")?,
             trace: field("trace").map(|trace| self.text(trace, "class.trace")).transpose()?,
             share: self.number(share, "class.share", "a share above 0", is_limit)?,
+            priority: match field("priority") {
+                Some(priority) => {
+                    let is_whole = |value: f64| value.fract() == 0.0 && value.abs() <= f64::from(i32::MAX);
+                    self.number(priority, "class.priority", "a whole number", is_whole)? as i32
+                }
+                None => 0,
+            },
+            slo_ttft_s: limit("slo_ttft_s")?,
+            slo_tbt_s: limit("slo_tbt_s")?,
         };
-        let objectives = self.objectives(offset, "class.", &entries, &["name", "trace", "share"])?;
+        let beside = ["name", "trace", "share", "priority", "slo_ttft_s", "slo_tbt_s"];
+        let objectives = self.objectives(offset, "class.", &entries, &beside)?;
         Ok(ClassSlo { traffic, limits: objectives.limits, attainments: objectives.attainments })
     }
 

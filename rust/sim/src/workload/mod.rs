@@ -12,7 +12,7 @@ mod sizes;
 mod spec;
 mod trace;
 
-pub use classes::{TrafficClass, mixed};
+pub use classes::{TrafficClass, mixed, read_classes};
 pub(crate) use draws::Draws;
 pub use size_table::SizeTable;
 pub use spec::{Arrivals, Sampling, Source, WorkloadSpec};

@@ -91,6 +91,8 @@ pub(crate) struct World<O> {
     requests: Vec<TraceRequest>,
     /// The class of each; empty where there is one.
     classes: Vec<u16>,
+    /// Of the requests of each class.
+    priorities: Vec<i32>,
     streams: Vec<Stream>,
     next_arrival: usize,
     machine_tick_armed: Vec<Option<u64>>,
@@ -145,6 +147,7 @@ impl<O: Observer> World<O> {
             streams: setup.workload.requests.iter().map(Stream::new).collect(),
             requests: setup.workload.requests.clone(),
             classes: setup.workload.classes.clone(),
+            priorities: setup.priorities.clone(),
             next_arrival: 0,
             machine_tick_armed: vec![None; count],
             cluster_tick_armed: None,
@@ -243,7 +246,8 @@ impl<O: Observer> World<O> {
     fn arrival(&self, at: usize, given: u32) -> Arrival {
         let TraceRequest { prompt_tokens, output_tokens, .. } = self.requests[at];
         let class = self.classes.get(at).map_or(0, |&class| class.into());
-        Arrival { class, ..Arrival::new(at as u64, prompt_tokens + given, output_tokens - given) }
+        let priority = self.priorities[class as usize];
+        Arrival { class, priority, ..Arrival::new(at as u64, prompt_tokens + given, output_tokens - given) }
     }
 
     fn deliver(&mut self, at: u32) -> Result<(), SimError> {
@@ -513,8 +517,7 @@ fn joined(setup: &Setup) -> Result<(Cluster, Vec<Machine>, Vec<Join>), SimError>
         machines.push(made);
         joins.push(join);
     }
-    if let Some(slo) = setup.limits.slo() {
-        let limits = ClusterEvent::SetSlo { class: 0, slo: Some(slo) };
+    for limits in setup.slos() {
         let _ = cluster.handle(Time::ZERO, &limits, &mut actions).map_err(|error| internal(&error))?;
     }
     Ok((cluster, machines, joins))
