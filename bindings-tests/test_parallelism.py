@@ -71,3 +71,17 @@ def test_objectives_that_no_cut_keeps_are_told(cli, tmp_path):
 def test_unknown_keywords_are_refused():
     with pytest.raises(TypeError, match="unsplit"):
         splitcore.parallelism(rate=4.0, unsplit="1xdgx-a100", **OPT, **SHORT)
+
+
+def test_instances_that_do_not_hold_together_end_with_status_2_and_what_they_miss(command_line, monkeypatch):
+    finding = {"class": "all", "objective": "attainment 90 %", "limit": 0.9, "found": 0.85, "met": False}
+    cut = {"tp": 1, "pp": 1}
+    found = {
+        "prefill": cut, "prefill_instances": 1, "decode": cut, "decode_instances": 1, "gpus": 2, "holds": False,
+        "findings": [finding, finding | {"met": True}], "tried": [], "ruled_out": [], "probes": 1,
+    }  # fmt: skip
+    monkeypatch.setattr("splitcore.plan_cli._searched", lambda *_: found)
+    options = ("--rate", "4", "--model", "opt-13b", "--costs", "distserve", "--slo", "distserve-chat-13b-90")
+    done = command_line("parallelism", *options, code=2)
+    assert done.stderr.startswith("splitcore: infeasible: the instances together miss at 4/s: attainment 90 %: 0.85;")
+    assert "together at 4/s" in done.stdout

@@ -118,10 +118,10 @@ def test_other_powers_are_refused(text):
 
 BAD = {
     "rate to search from": ((*ONE, "--rate", "4"), "--rate"),
-    "unknown objectives": ((*ONE, "--slo", "fast"), "--slo: expected a file or one of splitwise"),
-    "malformed objectives": ((*ONE, "--slo", "bad.toml"), "bad.toml:2: tbt_s"),
-    "no seeds": ((*ONE, "--seeds", "0"), "--seeds"),
-    "resolution of zero": ((*ONE, "--resolution", "0"), "--resolution"),
+    "unknown objectives": ((*ONE[:3], "--slo", "fast"), "--slo: expected a file or one of splitwise"),
+    "malformed objectives": ((*ONE[:3], "--slo", "bad.toml"), "bad.toml:2: tbt_s"),
+    "no seeds": ((*ONE[:7], "--seeds", "0"), "--seeds: expected 1 to"),
+    "resolution of zero": ((*ONE[:7], "--resolution", "0"), "--resolution: expected 0.0001 to"),
     "step below zero": ((*ONE, "--step", "-1"), "--step"),
     "no jobs": ((*ONE, "--jobs", "0"), "--jobs"),
     "unknown engine": ((*ONE, "--engine", "slurm"), "--engine"),
@@ -190,3 +190,14 @@ def test_a_machine_type_of_ones_own_is_simulated(cli, tmp_path):
     built_in = json.loads(cli(*run, "--unsplit", "1xdgx-a100").stdout)
     assert own["e2e_s"] == built_in["e2e_s"]
     assert own["machines"][0]["hardware"] != built_in["machines"][0]["hardware"]
+
+
+def test_objectives_that_never_bind_end_with_a_statement(cli, tmp_path):
+    (tmp_path / "lax.toml").write_text("ttft_s = { p50 = 1e9 }\n")
+    options = ("--slo", "lax.toml", "--requests-limit", "20", "--seeds", "1")
+    done = cli("capacity", "--unsplit", "1xdgx-h100", *options, "--json", "found.json")
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert (found["max_rate"], found["seeds"][0]["failing_rate"]) == (2048.0, None)
+    (note,) = found["notes"]
+    assert "they do not bind, and the highest rate is not known" in note
+    assert "note: the objectives are kept at every rate up to 2048/s" in " ".join(done.stdout.split())

@@ -147,3 +147,56 @@ def test_a_bad_measurement_names_its_line_and_writes_nothing(tmp_path):
     with pytest.raises(splitcore.SplitcoreError, match=r"missing\.csv"):
         splitcore.profile_fit(tmp_path / "missing.csv", tmp_path / "profile.toml")
     assert [entry.name for entry in tmp_path.iterdir()] == ["measured.csv"]
+
+
+CLASSES = [{"name": "a", "share": 1}, {"name": "b", "share": 1}]
+
+
+def of_classes(a, b, **options):
+    classes = [CLASSES[0] | a, CLASSES[1] | b]
+    summary = splitcore.simulate(
+        **{"unsplit": "1xdgx-h100", "rate": 4.0, "duration_s": 20.0} | options, classes=classes
+    ).summary
+    return {each["name"]: each for each in summary["classes"]}, summary
+
+
+@pytest.mark.parametrize("strict", ["a", "b"])
+def test_arrivals_are_held_against_the_limits_of_their_class(strict):
+    limits = {"a": {}, "b": {}, strict: {"slo_ttft_s": 1e-7}}
+    found, summary = of_classes(limits["a"], limits["b"], admission="early")
+    other = "b" if strict == "a" else "a"
+    assert found[strict]["requests"]["rejected"] == found[strict]["requests"]["submitted"] > 0
+    assert found[other]["requests"]["rejected"] == 0 < found[other]["requests"]["completed"]
+    assert (found[strict]["attainment"], found[other]["attainment"]) == (0.0, None)
+    assert summary["admission"]["rejected"] == {"ttft_slo": found[strict]["requests"]["submitted"]}
+
+
+def test_the_limits_of_the_run_are_those_of_a_class_without_its_own():
+    found, _ = of_classes({"slo_ttft_s": 100.0}, {}, admission="early", slo_ttft_s=1e-7)
+    assert found["a"]["requests"]["rejected"] == 0
+    assert found["b"]["requests"]["rejected"] == found["b"]["requests"]["submitted"] > 0
+
+
+def test_of_what_waits_the_higher_priority_goes_first():
+    # All machines are away for a while, so that what was accepted waits in one line.
+    away = {"faults": "kill=m0@10,repair=10", "rate": 8.0, "duration_s": 12.0}
+    high_a, _ = of_classes({"priority": 1000}, {}, **away)
+    high_b, _ = of_classes({}, {"priority": 1000}, **away)
+    assert high_a["a"]["e2e_s"]["mean"] < high_b["a"]["e2e_s"]["mean"]
+    assert high_b["b"]["e2e_s"]["mean"] < high_a["b"]["e2e_s"]["mean"]
+
+
+def test_a_file_of_classes_is_read_and_a_bad_one_names_its_line(tmp_path):
+    path = tmp_path / "classes.toml"
+    path.write_text(
+        '[[class]]\nname = "a"\nshare = 1\npriority = 2\n\n[[class]]\nname = "b"\nshare = 2\nslo_tbt_s = 0.1\n'
+    )
+    summary = splitcore.simulate(**SMALL, classes=path).summary
+    assert [(each["name"], each["priority"], each["slo_tbt_s"]) for each in summary["classes"]] == [
+        ("a", 2, None),
+        ("b", 0, 0.1),
+    ]
+    path.write_text('[[class]]\nname = "a"\nshare = 1\n\n[[class]]\nname = "b"\nshare = 1\nprioritty = 1\n')
+    with pytest.raises(splitcore.InputError) as caught:
+        splitcore.simulate(**SMALL, classes=path)
+    assert (caught.value.line, caught.value.field) == (7, "class")

@@ -1,6 +1,7 @@
 """Many threads on one object, and what long calls let others do."""
 
 import _thread
+import signal
 import threading
 import time
 from collections import deque
@@ -159,3 +160,117 @@ def test_an_interrupt_ends_a_run():
     with pytest.raises(KeyboardInterrupt):
         splitcore.simulate(**RUN, progress=interrupt)
     assert len(calls) == 1
+
+
+# Ctrl-C within one call: an argument tells when the call has begun, and runs no more of Python afterwards.
+
+
+def interrupted(call):
+    """Runs `call(begun)`, which is interrupted once it has made `begun` true."""
+    begun = []
+
+    def interrupt():
+        while not begun:
+            pass
+        _thread.interrupt_main()
+
+    watcher = threading.Thread(target=interrupt)
+    watcher.start()
+    with pytest.raises(splitcore.CallInterrupted) as caught:
+        call(begun)
+    watcher.join()
+    return caught.value
+
+
+class Ids:
+    """Numbers that tell when they are read."""
+
+    def __init__(self, count, begun):
+        self.ids, self.begun = np.arange(count), begun
+
+    def __array__(self, dtype=None, copy=None):
+        self.begun.append(True)
+        return self.ids
+
+
+def boundless():
+    made = splitcore.Cluster(requests_max=2**32 - 1)
+    made.add_machine("m", role="mixed", kv_blocks=2**31)
+    return made
+
+
+def test_ctrl_c_ends_place_many_between_two_requests_and_tells_what_was_placed():
+    count, made, other = 3_000_000, boundless(), boundless()
+    ones = np.ones(count, np.uint32)
+    stopped = interrupted(lambda begun: made.place_many(Ids(count, begun), ones, now_ns=0))
+    done = stopped.done
+    assert done < count
+    assert len(stopped.result.attempt) == done == made.counters()["placed"]
+    assert f"{done} of {count} requests are placed or rejected" in str(stopped)
+    assert (stopped.result.attempt == 1).all()
+    rest = other.place_many(np.arange(done), ones[:done], now_ns=0)
+    assert (rest.prompt == stopped.result.prompt).all()
+    assert made.place_many([count], [1]).attempt.tolist() == [1], "it goes on"
+    made.check()
+
+
+ARRIVE = {"type": "arrive", "prompt_tokens": 1, "max_new_tokens": 1}
+
+
+@pytest.mark.parametrize("begins", [0, 30_000], ids=["while it reads", "when it has read"])
+def test_ctrl_c_ends_handle_between_two_events_and_tells_what_was_applied(begins):
+    made, count = boundless(), 30_000
+
+    def events(begun):
+        for request in range(count):
+            if request == begins:
+                begun.append(True)
+            yield ARRIVE | {"request": request}
+        begun.append(True)
+
+    stopped = interrupted(lambda begun: made.handle(events(begun), now_ns=0))
+    placed = [action for action in stopped.result.actions if action["type"] == "placed"]
+    assert stopped.done == len(placed) == made.counters()["placed"]
+    assert stopped.done == 0 or begins == count, "what is not read whole is not applied"
+    made.check()
+
+
+def test_another_error_of_a_signal_stays_what_it_is_and_carries_what_was_done():
+    class EnoughError(Exception):
+        pass
+
+    def enough(*_):
+        raise EnoughError
+
+    made = boundless()
+    before = signal.signal(signal.SIGALRM, enough)
+    ids, ones = np.arange(3_000_000), np.ones(3_000_000, np.uint32)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        with pytest.raises(EnoughError) as caught:
+            made.place_many(ids, ones, now_ns=0)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert len(caught.value.result.attempt) == caught.value.done == made.counters()["placed"]
+
+
+def test_handle_lets_other_threads_run():
+    made = boundless()
+    events = [ARRIVE | {"request": request} for request in range(20_000)]
+    ticks, done = 0, threading.Event()
+
+    def tick():
+        nonlocal ticks
+        while not done.is_set():
+            ticks += 1
+
+    ticker = threading.Thread(target=tick)
+    ticker.start()
+    before = ticks
+    made.handle(events, now_ns=0)
+    during = ticks - before
+    done.set()
+    ticker.join()
+    # Each of the breaths that the call takes lets the other thread have a turn of its own.
+    assert during > 20

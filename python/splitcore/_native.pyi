@@ -107,6 +107,17 @@ class InputError(SplitcoreError):
     got: str
     """What was found."""
 
+class CallInterrupted(KeyboardInterrupt):
+    """Ctrl-C in the middle of `Cluster.place_many` or of a ``handle``, which stop between two requests or events.
+
+    What else a handler of a signal raised there stays what it is and gets the same two attributes.
+    """
+
+    done: int
+    """Requests placed or rejected, or events applied or refused: the first so many of the call's."""
+    result: PlacedMany | Handled
+    """What the call would have returned of these."""
+
 class RejectedError(SplitcoreError):
     """An arrival was not accepted; nothing is kept of it."""
 
@@ -143,7 +154,7 @@ class EventError(SplitcoreError):
     """An event cannot be applied; the state is as it was before."""
 
 class SimulationStuckError(SplitcoreError):
-    """Events go on but no request ends."""
+    """Events go on but the run does not."""
 
     request_id: int
     """The oldest request that is pending."""
@@ -509,6 +520,7 @@ class Cluster:
         Raises:
             ConfigError: If the lengths differ or a number is out of range; it names the argument and the index.
             DuplicateRequestError: If an id is live or occurs twice.
+            CallInterrupted: After Ctrl-C; it has what was placed until then, which stays placed.
         """
 
     def prefill_done(self, request_id: int, *, attempt: int | None = None, now_ns: int | None = None) -> bool:
@@ -663,6 +675,9 @@ class Cluster:
 
         Returns:
             Actions, errors and the number of late events.
+
+        Raises:
+            CallInterrupted: After Ctrl-C; it has what came of the events until then, which stay applied.
         """
 
     def next_deadline_ns(self) -> int | None:
@@ -738,6 +753,9 @@ class Machine:
 
         Returns:
             Actions, errors and the number of late events.
+
+        Raises:
+            CallInterrupted: After Ctrl-C; it has what came of the events until then, which stay applied.
         """
 
     def next_deadline_ns(self) -> int | None:
@@ -861,7 +879,7 @@ def simulate(config: dict[str, Any], progress: Callable[[int, int], None] | None
     Raises:
         ConfigError: If an option is out of range or unknown.
         InputError: If a line of a file is bad.
-        SimulationStuckError: If events go on but no request ends.
+        SimulationStuckError: If the run goes in circles; it names a request that is stuck.
     """
 
 def profile_fit(csv_path: str | PathLike[str], out_path: str | PathLike[str]) -> dict[str, dict[str, float]]:
@@ -1045,7 +1063,7 @@ def judge(probe: Probe) -> Verdict:
     Raises:
         ConfigError: If an option is out of range; it names the option.
         InputError: If a line of a file is bad.
-        SimulationStuckError: If events go on but no request ends.
+        SimulationStuckError: If the run goes in circles; it names a request that is stuck.
     """
 
 def capacity(
@@ -1138,6 +1156,20 @@ def mean_interval(values: list[float]) -> tuple[float, Interval | None]:
 
     Raises:
         ConfigError: If there is none.
+    """
+
+def traffic_classes(path: str | PathLike[str]) -> list[dict[str, Any]]:
+    """Read a file of traffic classes.
+
+    Args:
+        path: A TOML file, with a ``[[class]]`` for each.
+
+    Returns:
+        They, as plain data: the ``classes`` of a run.
+
+    Raises:
+        InputError: If the file is malformed; it names the line.
+        SplitcoreError: If it cannot be read.
     """
 
 def machine_types(path: str | PathLike[str]) -> list[dict[str, Any]]:

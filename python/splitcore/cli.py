@@ -10,6 +10,7 @@ import typer
 
 import splitcore
 from splitcore import (
+    arguments,
     bench_transfer_cli,
     demo_cli,
     load_cli,
@@ -24,8 +25,9 @@ from splitcore import (
     worker_cli,
 )
 from splitcore.errors import ProcessError
-from splitcore.options import Machines, Pools, Rules, Workload, option, takes
+from splitcore.options import Machines, Pools, Rules, Thresholds, Workload, option, takes
 from splitcore.outputs import Outputs
+from splitcore.plan_schema import THRESHOLDS
 from splitcore.progress import Bar
 from splitcore.units import OptionError
 
@@ -43,6 +45,7 @@ app.add_typer(profile_app, name="profile")
 
 # Native names of options that the command line does not spell with dashes for underscores.
 _OPTION_NAMES = {
+    **{name: name.removesuffix("_s").replace("_", "-") for name in THRESHOLDS},
     "designs": "design",
     "limits": "cost-limit",
     "duration_s": "duration",
@@ -61,14 +64,16 @@ def main() -> None:
     What a user can mend is told in one line with exit status 2, below which a process that has failed has its last
     words; Ctrl-C gives 130.
     """
+    words = sys.argv[1:]
     try:
+        arguments.check_repeated(app, words)
         sys.exit(app(prog_name="splitcore", standalone_mode=False))
     except splitcore.ConfigError as error:
         name = _OPTION_NAMES.get(error.option, error.option.replace("_", "-"))
         _fail(f"--{name}: expected {error.expected}, got {error.got}")
     except typer.TyperException as error:
         # Without a message, help has been printed.
-        _fail(error.format_message())
+        _fail(arguments.told(error, words, app))
     except ProcessError as error:
         _fail(error.message, error.said)
     except (splitcore.SplitcoreError, OptionError) as error:
@@ -106,7 +111,7 @@ _output = partial(option, "Output")
 
 
 @app.command()
-@takes(Pools, Machines, Workload, Rules)
+@takes(Pools, Machines, Workload, Rules, Thresholds)
 def simulate(
     run: dict[str, Any],
     *,

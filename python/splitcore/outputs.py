@@ -92,7 +92,7 @@ class Outputs:
         Raises:
             OptionError: As `reads`.
         """
-        for option in ("profile", "machines"):
+        for option in ("profile", "machines", "tokenizer", "classes"):
             self.reads(f"--{option}", run.get(option))
         if run.get("trace") not in BUILT_IN_TRACES:
             self.reads("--trace", run.get("trace"))

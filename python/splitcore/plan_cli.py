@@ -2,14 +2,14 @@
 
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 
 from splitcore import _native, cutting, plan_plots, plan_tables, planning, plots, tables
 from splitcore.engines import Engine, Kind
 from splitcore.engines import engine as engine_named
-from splitcore.options import Machines, Pools, Rules, Workload, option, takes
+from splitcore.options import Machines, Pools, Rules, Thresholds, Workload, option, takes
 from splitcore.outputs import Outputs
 from splitcore.progress import Bar
 from splitcore.units import bandwidth, power
@@ -45,7 +45,7 @@ def _searched(engine: Engine, kind: Kind, spec: dict[str, Any], cache: Path | No
         return engine.search(kind, spec, None if cache is None else _native.Cache(cache), bar.update)
 
 
-@takes(Pools, Machines, Workload, Rules, without=("rate",))
+@takes(Pools, Machines, Workload, Rules, Thresholds, without=("rate",))
 def capacity(
     run: dict[str, Any],
     *,
@@ -77,7 +77,7 @@ def capacity(
         tables.console().print(plan_tables.capacity(found))
 
 
-@takes(Machines, Workload, Rules, without=("rate",), defaults={"duration": planning.DURATION_S})
+@takes(Machines, Workload, Rules, Thresholds, without=("rate",), defaults={"duration": planning.DURATION_S})
 def plan(
     run: dict[str, Any],
     *,
@@ -147,7 +147,12 @@ def plan(
         raise typer.Exit(2)
 
 
-@takes(Machines, Workload, Rules, without=("rate",), defaults={"duration": planning.DURATION_S})
+def _infeasible(why: str) -> NoReturn:
+    tables.console(stderr=True).print(f"splitcore: infeasible: {why}", soft_wrap=True)
+    raise typer.Exit(2)
+
+
+@takes(Machines, Workload, Rules, Thresholds, without=("rate",), defaults={"duration": planning.DURATION_S})
 def parallelism(
     run: dict[str, Any],
     *,
@@ -165,7 +170,10 @@ def parallelism(
     engine: _Engine = "local",
     json_path: _Json = None,
 ) -> None:
-    """Find how to cut a model over GPUs for each phase (DistServe's placement)."""
+    """Find how to cut a model over GPUs for each phase (DistServe's placement).
+
+    Exit status 2 when no way keeps the objectives, or all instances together do not; it is told what they miss.
+    """
     outputs = Outputs()
     _reads(outputs, run, slo, cache)
     outputs.json("json", json_path, lambda: found)
@@ -186,5 +194,10 @@ def parallelism(
     if not outputs.use_stdout:
         tables.console().print(plan_tables.parallelism(found, rate))
     if found["prefill"] is None:
-        tables.console(stderr=True).print("splitcore: infeasible: no way to cut keeps the objectives at any rate")
-        raise typer.Exit(2)
+        _infeasible("no way to cut keeps the objectives at any rate")
+    if not found["holds"]:
+        missed = plan_tables.missed([finding for finding in found["findings"] if finding["met"] is False])
+        _infeasible(
+            f"the instances together miss at {rate:g}/s: {missed or 'the objectives'}; each phase alone does, "
+            f"so plan for a higher --rate, or find with splitcore capacity what they hold"
+        )

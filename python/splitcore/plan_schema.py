@@ -3,10 +3,12 @@
 Units stand last in names; where there is none, a rate is in requests a second. ``None`` stands for no value.
 """
 
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
 __all__ = [
     "GOALS",
+    "THRESHOLDS",
     "Attainment",
     "Binding",
     "Candidate",
@@ -35,7 +37,34 @@ Goal = Literal["min-cost", "min-power", "min-space", "max-throughput"]
 GOALS: tuple[Goal, ...] = ("min-cost", "min-power", "min-space", "max-throughput")
 
 
-class RunOptions(TypedDict, total=False):
+class Thresholds(TypedDict, total=False):
+    """Keywords of `splitcore.simulate` for what the schedulers hold things against; None is as they have it."""
+
+    prompt_pending_tokens_max: int | None
+    kv_fill_max: float | None
+    mixed_hold_s: float | None
+    priority_ageing_s: float | None
+    attempts_max: int | None
+    retry_interval_s: float | None
+    park_limit_s: float | None
+    rejoin_limit_s: float | None
+    batch_tokens_max: int | None
+    batch_requests_max: int | None
+    prefill_chunk_tokens: int | None
+    sit_out_max: int | None
+    evictions_max: int | None
+    block_tokens: int | None
+    handoff_floor_blocks: int | None
+    quarantine_limit: float | None
+    report_interval_s: float | None
+    sends_max: int | None
+    receives_max: int | None
+
+
+THRESHOLDS = tuple(Thresholds.__annotations__)
+
+
+class RunOptions(Thresholds, total=False):
     """Keywords of `splitcore.simulate` that `splitcore.plan` takes too."""
 
     machines: str | None
@@ -65,6 +94,11 @@ class RunOptions(TypedDict, total=False):
     split_from: int
     kv_limit: bool
     requests: int | None
+    classes: str | Sequence[Mapping[str, Any]] | None
+    invalid_rows: str
+    missing_output: int | None
+    later_turns: str
+    tokenizer: str | None
     faults: str | None
     check: bool
 
@@ -85,6 +119,8 @@ class TrafficClass(TypedDict):
     name: str
     share: float
     """Its part of the rate, in any unit."""
+    priority: int
+    """Where accepted requests wait, the higher goes first."""
 
 
 class Attainment(TypedDict):
@@ -193,6 +229,8 @@ class Capacity(TypedDict):
     slo: str
     probes: int
     """Runs made or taken from the cache."""
+    notes: list[str]
+    """What a reader should know of how the answer came about, each a sentence."""
 
 
 class Price(TypedDict):

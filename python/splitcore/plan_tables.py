@@ -9,9 +9,9 @@ from rich.text import Text
 
 from splitcore.cutting import Cut, Cuts
 from splitcore.plan_schema import Candidate, Capacity, Chosen, Failing, Finding, Interval, Plan, SeedCapacity
-from splitcore.tables import ruled, three_digits, verdict
+from splitcore.tables import notes, ruled, three_digits, verdict
 
-__all__ = ["capacity", "parallelism", "plan", "pools"]
+__all__ = ["capacity", "missed", "parallelism", "plan", "pools"]
 
 _FRONTIER_SHOWN = 12
 
@@ -48,8 +48,8 @@ def capacity(found: Capacity) -> RenderableType:
     for seed in found["seeds"]:
         failing = seed["failing_rate"]
         told = "-" if failing is None else f"{failing:.4g}/s"
-        seeds.add_row(str(seed["seed"]), f"{seed['max_rate']:.4g}/s", told, _missed(seed["failing"]))
-    return Group(Text(f"objectives: {found['slo']}", style="bold"), facts, seeds)
+        seeds.add_row(str(seed["seed"]), f"{seed['max_rate']:.4g}/s", told, missed(seed["failing"]))
+    return Group(Text(f"objectives: {found['slo']}", style="bold"), facts, seeds, *notes(found["notes"]))
 
 
 def plan(found: Plan, rate: float | None) -> RenderableType:
@@ -81,9 +81,13 @@ def _chosen(best: Chosen, rate: float | None) -> Iterable[RenderableType]:
     facts.add_row("fails above", _failing(found["failing"], len(found["seeds"])))
     if best["margin"] is not None and rate is not None:
         facts.add_row("margin", f"{best['margin']:+.1%} over {rate:g}/s")
+    ci = found["ci"]
+    if rate is not None and ci is not None and ci["low"] < rate:
+        told = f"the interval reaches below the {rate:g}/s asked for: more --seeds would tell"
+        facts.add_row("not certain", Text(told, style="yellow"))
     for spare in best["spare"]:
-        missed = "" if spare["holds"] else f" {_missed(spare['failing']) or 'none left'}"
-        facts.add_row(f"with one {spare['lost']} machine lost", Text.assemble(verdict(spare["holds"]), missed))
+        lacks = "" if spare["holds"] else f" {missed(spare['failing']) or 'none left'}"
+        facts.add_row(f"with one {spare['lost']} machine lost", Text.assemble(verdict(spare["holds"]), lacks))
     for row in _out_of_range(found):
         facts.add_row(*row)
     yield facts
@@ -135,12 +139,19 @@ def _failing(failing: Sequence[Failing], seeds: int) -> str:
     return "; ".join(told) or "nothing that was tried"
 
 
-def _missed(findings: Sequence[Finding]) -> str:
-    """Name what was missed, and by how much."""
+def missed(findings: Sequence[Finding]) -> str:
+    """Name what was missed, and by how much.
+
+    Args:
+        findings: Of what was missed, of any number of seeds.
+
+    Returns:
+        One line; empty of nothing.
+    """
     told = []
     for finding in findings:
         told.append(f"{_objective(finding)}: {_beside(finding['found'], finding['limit'])}")
-    return "; ".join(told)
+    return "; ".join(dict.fromkeys(told))
 
 
 def _beside(found: float | None, limit: float) -> str:

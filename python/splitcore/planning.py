@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from os import PathLike
 from typing import Any, TypedDict, Unpack, cast
 
 from splitcore import _native
@@ -11,6 +12,7 @@ from splitcore.engines import engine as engine_named
 from splitcore.errors import wrong
 from splitcore.plan_schema import (
     GOALS,
+    THRESHOLDS,
     Capacity,
     ClusterOptions,
     Goal,
@@ -44,12 +46,17 @@ def run_options(options: Mapping[str, object]) -> dict[str, Any]:
         options: Of `splitcore.simulate`; None is a default.
 
     Returns:
-        Plain data, with the machine types that a file named.
+        Plain data, with the machine types and classes that files named.
 
     Raises:
-        InputError: If that file is malformed.
+        InputError: If such a file is malformed.
     """
     given = {name: value for name, value in options.items() if value is not None}
+    thresholds = {name: given.pop(name) for name in THRESHOLDS if name in given}
+    if thresholds:
+        given["thresholds"] = thresholds
+    if isinstance(given.get("classes"), str | PathLike):
+        given["classes"] = _native.traffic_classes(given["classes"])
     machines = given.pop("machines", None)
     if machines is not None:
         given["machine_types"] = _native.machine_types(str(machines))
@@ -143,7 +150,7 @@ def plan_spec(
     if goal not in GOALS:
         raise wrong("goal", ", ".join(GOALS), goal)
     for name, limit in (("cost_limit", cost_limit), ("power_limit", power_limit), ("space_limit", space_limit)):
-        if limit is not None and not 0 < limit < math.inf:
+        if limit is not None and (isinstance(limit, bool | str) or not 0 < limit < math.inf):
             raise wrong(name, "more than 0", limit)
     options = run_options({"duration_s": DURATION_S, **run})
     names = PRESETS if designs is None else designs

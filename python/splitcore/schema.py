@@ -12,6 +12,7 @@ __all__ = [
     "PERCENTILES",
     "Admission",
     "CellHits",
+    "ClassUse",
     "CostKnot",
     "CostTable",
     "Distribution",
@@ -239,6 +240,21 @@ class MachineUse(TypedDict):
     peak_kv_tokens: int
 
 
+class ClassUse(TypedDict):
+    """What became of one class of traffic."""
+
+    name: str
+    priority: int
+    slo_ttft_s: float | None
+    slo_tbt_s: float | None
+    attainment: float | None
+    """The share of its requests that finished and kept both limits; None without limits."""
+    requests: RequestCounts
+    ttft_s: Distribution
+    tpot_s: Distribution
+    e2e_s: Distribution
+
+
 class Summary(TypedDict):
     """Everything a run tells in numbers."""
 
@@ -252,6 +268,8 @@ class Summary(TypedDict):
     slo: Slos
     transfer: Transfers
     admission: Admission
+    classes: NotRequired[list[ClassUse]]
+    """Only of runs with classes."""
     gaps_s: Gaps
     """Every gap between two tokens of a request."""
     pools: Moves
@@ -264,6 +282,8 @@ class Summary(TypedDict):
     policy: str
     model: str
     trace: str
+    notes: list[str]
+    """What was done with trace files that a reader should know, each a sentence."""
     transfer_mode: str
     rate_rps: float | None
     """Mean arrivals a second; None where all come at once."""

@@ -1,6 +1,6 @@
 """Tables of runs, for people."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from rich import box
@@ -12,6 +12,7 @@ from splitcore.schema import (
     METRICS,
     OUTCOMES,
     PERCENTILES,
+    ClassUse,
     Faults,
     MachineUse,
     Metric,
@@ -68,6 +69,28 @@ def printable(text: str) -> str:
     return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)
 
 
+def _classes(classes: Sequence[ClassUse]) -> Table:
+    table = ruled("class", "priority", "submitted", "completed", "rejected", "TTFT p50", "TTFT p90", "within limits")
+    for each in classes:
+        counts, ttft, kept = each["requests"], each["ttft_s"], each["attainment"]
+        first = (f"{counts[name]:,}" for name in ("submitted", "completed", "rejected"))
+        times = ("inf" if ttft[name] is None else f"{ttft[name]:.3g} s" for name in ("p50", "p90"))
+        table.add_row(each["name"], str(each["priority"]), *first, *times, "-" if kept is None else f"{kept:.1%}")
+    return table
+
+
+def notes(told: Iterable[str]) -> Iterable[RenderableType]:
+    """Draw what a reader should know, a line each.
+
+    Args:
+        told: Of a report.
+
+    Returns:
+        What `console` prints.
+    """
+    return [Text(f"note: {note}") for note in told]
+
+
 def run(summary: Summary) -> RenderableType:
     """Draw one run.
 
@@ -97,7 +120,9 @@ def run(summary: Summary) -> RenderableType:
         slos,
         _pools(summary["machines"]),
         *([_faults(summary["faults"])] if "faults" in summary else []),
+        *([_classes(summary["classes"])] if "classes" in summary else []),
         facts,
+        *notes(summary["notes"]),
     )
 
 

@@ -11,7 +11,7 @@ use splitcore_benches::batching::Batching;
 use splitcore_benches::flows::Flows;
 use splitcore_benches::managed::Managed;
 use splitcore_benches::placing::{Books, External, Placing};
-use splitcore_sim::workload::read_trace;
+use splitcore_sim::workload::{Reading, read_trace};
 use splitcore_sim::{Options, simulate};
 
 const SEED: u64 = 1;
@@ -91,6 +91,6 @@ fn simulate_4p4d(folder: &Path) -> Workload {
 fn trace(folder: &Path) -> Workload {
     let path: PathBuf = folder.join("trace.csv");
     Box::new(move || {
-        std::hint::black_box(read_trace(&path).expect("the trace is good"));
+        std::hint::black_box(read_trace(&path, &Reading::default()).expect("the trace is good"));
     })
 }

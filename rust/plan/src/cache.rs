@@ -180,7 +180,7 @@ fn files(probe: &Probe) -> BTreeSet<String> {
     let judged = probe.slo.classes.iter().filter_map(|class| class.traffic.trace.as_ref());
     let traces = std::iter::once(&options.trace).chain(ours).chain(judged);
     let traces = traces.filter(|trace| matches!(Source::from(trace.as_str()), Source::File(_)));
-    traces.chain(&options.profile).cloned().collect()
+    traces.chain(&options.profile).chain(&options.tokenizer).cloned().collect()
 }
 
 fn digest(bytes: &[u8]) -> String {

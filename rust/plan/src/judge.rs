@@ -7,6 +7,7 @@
 mod watch;
 
 use splitcore_sim::report::{Reference, RequestRow, TbtRule, between, slowdown};
+use splitcore_sim::workload::TrafficClass;
 use splitcore_sim::{Run, Scenario, SimError};
 
 use crate::probe::{Finding, Probe, Verdict};
@@ -48,7 +49,15 @@ pub(crate) fn scenario(probe: &Probe) -> Result<Scenario, SimError> {
 
 /// Whether the objectives bring their own traffic.
 fn is_split(slo: &SloSet) -> bool {
-    slo.classes.len() > 1 || slo.classes.first().is_some_and(|class| class.traffic.trace.is_some())
+    let is_plain = |class: &ClassSlo| {
+        let plain = TrafficClass {
+            name: class.traffic.name.clone(),
+            share: class.traffic.share,
+            ..TrafficClass::default()
+        };
+        class.traffic == plain
+    };
+    slo.classes.len() > 1 || !slo.classes.iter().all(is_plain)
 }
 
 /// A scenario and what its requests are held against.

@@ -21,6 +21,9 @@
 //! name = "chat"
 //! trace = "azure-conv"    # a built-in workload or a file; the run's trace unless said
 //! share = 0.7             # in any unit
+//! priority = 1            # 0 unless said; where accepted requests wait, the higher goes first
+//! slo_ttft_s = 0.4        # what its arrivals are held against, where admission is; the run's unless said
+//! slo_tbt_s = 0.1
 //! ttft_s = { p90 = 0.4 }
 //!
 //! [[class.attainment]]
@@ -212,7 +215,7 @@ impl SloSet {
 
     /// One class, called `all`.
     fn of_all_traffic(name: &str, limits: Vec<Limit>, attainments: Vec<Attainment>) -> Self {
-        let traffic = TrafficClass { name: "all".into(), trace: None, share: 1.0 };
+        let traffic = TrafficClass { name: "all".into(), trace: None, share: 1.0, ..TrafficClass::default() };
         Self { name: name.into(), classes: vec![ClassSlo { traffic, limits, attainments }] }
     }
 

@@ -9,7 +9,7 @@ use splitcore_sim::Options;
 use splitcore_sim::workload::TrafficClass;
 
 fn spec() -> CapacitySpec {
-    let traffic = TrafficClass { name: "all".into(), trace: None, share: 1.0 };
+    let traffic = TrafficClass { name: "all".into(), trace: None, share: 1.0, ..TrafficClass::default() };
     let limit = Limit { metric: Metric::TtftS, percentile: 90.0, below: 2.0 };
     CapacitySpec {
         options: Options {

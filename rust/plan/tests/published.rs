@@ -8,7 +8,7 @@ use splitcore_sim::Options;
 use splitcore_sim::workload::TrafficClass;
 
 fn jointly(share: f64, ttft_s: f64, tpot_s: f64) -> SloSet {
-    let traffic = TrafficClass { name: "all".into(), trace: None, share: 1.0 };
+    let traffic = TrafficClass { name: "all".into(), trace: None, share: 1.0, ..TrafficClass::default() };
     let limits = vec![(Metric::TtftS, ttft_s), (Metric::TpotS, tpot_s)];
     let attainments = vec![Attainment { share, limits }];
     SloSet { name: "joint".into(), classes: vec![ClassSlo { traffic, limits: Vec::new(), attainments }] }

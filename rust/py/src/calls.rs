@@ -16,6 +16,9 @@ use splitcore_core::time::Time;
 use crate::clock::Clock;
 use crate::errors::Fault;
 
+/// Arrivals of a batch between two looks whether to stop.
+const ARRIVALS_PER_LOOK: usize = 1024;
+
 /// The names of machines by index, and back. The core knows indices only.
 #[derive(Default)]
 pub(crate) struct Names {
@@ -286,8 +289,13 @@ impl State {
     }
 
     /// Places a batch in order, all at one time. An id that is live or occurs twice fails the whole batch before
-    /// anything is placed.
-    pub(crate) fn place_many(&mut self, arrivals: &[Arrival], now_ns: Option<u64>) -> Result<Rows, Fault> {
+    /// anything is placed. `go_on` is asked now and then; where it says no, the rows end there.
+    pub(crate) fn place_many(
+        &mut self,
+        arrivals: &[Arrival],
+        now_ns: Option<u64>,
+        go_on: &dyn Fn(u64, u64) -> bool,
+    ) -> Result<Rows, Fault> {
         let now = self.begin(now_ns)?;
         if let Some(id) = twice(arrivals) {
             return Err(Fault::DuplicateRequest(id));
@@ -300,7 +308,10 @@ impl State {
             token: Vec::with_capacity(arrivals.len()),
             attempt: Vec::with_capacity(arrivals.len()),
         };
-        for &arrival in arrivals {
+        for (at, &arrival) in arrivals.iter().enumerate() {
+            if at % ARRIVALS_PER_LOOK == ARRIVALS_PER_LOOK - 1 && !go_on(at as u64, arrivals.len() as u64) {
+                break;
+            }
             let placement = self.arrive(arrival, now)?.ok();
             let row = |machine: Option<MachineId>| machine.map_or(-1, |machine| i64::from(machine.index));
             rows.prompt.push(row(placement.and_then(|placement| placement.prompt())));

@@ -6,7 +6,7 @@ use numpy::PyArray1;
 use pyo3::prelude::*;
 use pyo3::sync::MutexExt;
 use pyo3::types::PyString;
-use pythonize::{depythonize, pythonize};
+use pythonize::pythonize;
 use splitcore_core::cluster::Cluster as Core;
 use splitcore_core::config::ClusterConfig;
 use splitcore_core::cost::CostTable;
@@ -20,9 +20,13 @@ use crate::errors::{self, Fault, SplitcoreError};
 use crate::events::{self, Handled, Outcome, Snapshot, Whole};
 use crate::numbers::{max_new_tokens, output_tokens, prompt_tokens, request_id};
 use crate::placement::{Named, PlacedMany, Placement, Polled, Recovery};
+use crate::plain;
+use crate::watched::watched;
 
 /// From this many requests on, `place_many` lets other Python threads run.
 const DETACHED_FROM: usize = 1000;
+/// From this many on, it also hears of Ctrl-C: what is shorter ends before one would notice.
+const WATCHED_FROM: usize = 16_384;
 
 /// Chooses machines for requests and keeps the books. Safe to share between threads.
 #[pyclass(frozen, module = "splitcore._native")]
@@ -51,6 +55,23 @@ impl Cluster {
             Err(_) => Err(Fault::Stopped),
         });
         done.map_err(|fault| fault.into_err(py))
+    }
+
+    /// As `with_detached`, on a thread of its own, while this one hears of Ctrl-C: `call` asks whether to go on. Returns
+    /// what it did, and what stopped it.
+    fn with_watched<T: Send>(
+        &self,
+        py: Python<'_>,
+        call: impl FnOnce(&mut State, &dyn Fn(u64, u64) -> bool) -> Result<T, Fault> + Send,
+    ) -> PyResult<(T, Option<PyErr>)> {
+        let (done, stopped) = py.detach(|| {
+            watched(None, |go_on| match self.state.lock() {
+                Ok(mut state) => call(&mut state, &go_on),
+                Err(_) => Err(Fault::Stopped),
+            })
+        });
+        let done = done.unwrap_or(Err(Fault::Stopped)).map_err(|fault| fault.into_err(py))?;
+        Ok((done, stopped))
     }
 
     fn tell(
@@ -189,6 +210,9 @@ impl Cluster {
         costs: Option<Bound<'_, PyAny>>,
         now_ns: Option<u64>,
     ) -> PyResult<u32> {
+        if name.is_empty() {
+            return Err(errors::config(py, "name", "a name of at least one character", "''"));
+        }
         let role: Role = errors::word(py, "role", role, "prompt, token or mixed")?;
         let counts =
             [("kv_blocks", kv_blocks), ("block_tokens", block_tokens), ("speed_weight", speed_weight)];
@@ -309,16 +333,27 @@ impl Cluster {
         now_ns: Option<u64>,
     ) -> PyResult<PlacedMany> {
         let arrivals = arrivals(py, request_ids, prompt_tokens, max_new_tokens)?;
-        let rows = if arrivals.len() < DETACHED_FROM {
-            self.with(py, |state| state.place_many(&arrivals, now_ns))
+        let all = |_, _| true;
+        let (rows, stopped) = if arrivals.len() < DETACHED_FROM {
+            (self.with(py, |state| state.place_many(&arrivals, now_ns, &all))?, None)
+        } else if arrivals.len() < WATCHED_FROM {
+            (self.with_detached(py, |state| state.place_many(&arrivals, now_ns, &all))?, None)
         } else {
-            self.with_detached(py, |state| state.place_many(&arrivals, now_ns))
-        }?;
-        Ok(PlacedMany {
+            self.with_watched(py, |state, go_on| state.place_many(&arrivals, now_ns, go_on))?
+        };
+        let done = rows.attempt.len();
+        let placed = PlacedMany {
             prompt: read_only(py, rows.prompt),
             token: read_only(py, rows.token),
             attempt: read_only(py, rows.attempt),
-        })
+        };
+        match stopped {
+            None => Ok(placed),
+            Some(stopped) => {
+                let counts = (done, Some(arrivals.len()));
+                Err(errors::interrupted(stopped, py, "requests are placed or rejected", counts, placed))
+            }
+        }
     }
 
     /// Tell that the prompt is computed and the first token is there.
@@ -467,14 +502,35 @@ impl Cluster {
     #[pyo3(signature = (events, *, now_ns = None))]
     fn handle(&self, py: Python<'_>, events: &Bound<'_, PyAny>, now_ns: Option<u64>) -> PyResult<Handled> {
         let events = events::read(events)?;
-        let outcome = self.with(py, |state| {
+        let count = events.len();
+        let apply = |state: &mut State, go_on: &dyn Fn(u64, u64) -> bool| {
             let (now, actions) = state.begin_events(now_ns)?;
+            let core = &mut state.core;
             let outcome =
-                Outcome::of(events, actions, |event, actions| state.core.handle(now, event, actions));
-            state.names.fill(py, state.core.machines_len());
+                Outcome::of(events, actions, go_on, |event, actions| core.handle(now, event, actions));
+            // Within the lock, so that nobody is given a machine without a name.
+            Python::attach(|py| state.names.fill(py, state.core.machines_len()));
             Ok(outcome)
-        })?;
-        outcome.into_handled(py)
+        };
+        let (outcome, stopped) = if count < events::WATCHED_FROM {
+            (self.with(py, |state| apply(state, &|_, _| true))?, None)
+        } else {
+            self.with_watched(py, apply)?
+        };
+        outcome.into_answer(py, stopped)
+    }
+
+    fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
+        self.with(py, |state| {
+            let config = state.core.config();
+            Ok(format!(
+                "<Cluster: {}, {} machines, {} live requests, epoch {}>",
+                config.policy.name(),
+                state.core.machines_len(),
+                state.core.live_requests(),
+                state.core.epoch().0
+            ))
+        })
     }
 
     /// Tell when the next timeout is due, in nanoseconds, or None.
@@ -484,7 +540,7 @@ impl Cluster {
 }
 
 fn cost_table(given: &Bound<'_, PyAny>) -> PyResult<CostTable> {
-    depythonize(given)
+    plain::read_all(given)?
         .map_err(|error| errors::config(given.py(), "costs", "a table as schema.CostTable", &error))
 }
 

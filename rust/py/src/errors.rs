@@ -31,9 +31,15 @@ create_exception!(
     splitcore._native,
     SimulationStuckError,
     SplitcoreError,
-    "Events go on but no request ends."
+    "Events go on but the run does not."
 );
 
+create_exception!(
+    splitcore._native,
+    CallInterrupted,
+    PyKeyboardInterrupt,
+    "Ctrl-C in the middle of a long call; it carries what was done."
+);
 create_exception!(splitcore._native, TransferError, SplitcoreError, "KV cannot be moved, or was not.");
 create_exception!(splitcore._native, HandshakeError, SplitcoreError, "A sender and a receiver do not fit.");
 
@@ -193,6 +199,29 @@ pub(crate) fn sim(py: Python<'_>, error: SimError) -> PyErr {
         SimError::Io { .. } | SimError::Internal { .. } => SplitcoreError::new_err(text),
         SimError::Interrupted => PyKeyboardInterrupt::new_err(()),
     }
+}
+
+/// What stopped a call before its end, with what was done until then: `done` of so many, and the `result` of those.
+///
+/// Ctrl-C becomes [`CallInterrupted`]. What else a signal's handler raised stays what it is and gets the two attributes.
+pub(crate) fn interrupted<'py>(
+    stopped: PyErr,
+    py: Python<'py>,
+    what: &str,
+    (done, of): (usize, Option<usize>),
+    result: impl IntoPyObject<'py>,
+) -> PyErr {
+    if stopped.get_type(py).is(py.get_type::<PyKeyboardInterrupt>()) {
+        let of = of.map_or(String::new(), |of| format!(" of {of}"));
+        let text = format!("{done}{of} {what}; `result` has what came of them");
+        return Fields::new(py).with("done", done).with("result", result).raise::<CallInterrupted>(text);
+    }
+    let result = result.into_pyobject(py).map_err(Into::into).map(BoundObject::into_any);
+    let set = result.and_then(|result| {
+        stopped.value(py).setattr("done", done)?;
+        stopped.value(py).setattr("result", result.into_bound())
+    });
+    set.err().unwrap_or(stopped)
 }
 
 /// A whole number of a call's argument: one that does not fit its type is an option out of range.

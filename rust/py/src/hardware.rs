@@ -3,17 +3,26 @@
 use std::path::PathBuf;
 
 use pyo3::prelude::*;
-use pythonize::{depythonize, pythonize};
+use pythonize::pythonize;
 use splitcore_sim::SimError;
 use splitcore_sim::machines::{Catalogue, MachineType, PriceTable, parse_kind, read_machine_types};
+use splitcore_sim::workload::read_classes;
 
 use crate::errors;
+use crate::plain;
 
 /// Read a file of machine types.
 #[pyfunction]
 pub(crate) fn machine_types(py: Python<'_>, path: PathBuf) -> PyResult<Bound<'_, PyAny>> {
     let types = py.detach(|| read_machine_types(&path.to_string_lossy()));
     Ok(pythonize(py, &types.map_err(|error| errors::sim(py, error))?)?)
+}
+
+/// Read a file of traffic classes.
+#[pyfunction]
+pub(crate) fn traffic_classes(py: Python<'_>, path: PathBuf) -> PyResult<Bound<'_, PyAny>> {
+    let classes = py.detach(|| read_classes(&path.to_string_lossy()));
+    Ok(pythonize(py, &classes.map_err(|error| errors::sim(py, error))?)?)
 }
 
 /// Tell what a machine takes.
@@ -24,7 +33,8 @@ pub(crate) fn machine_price<'py>(
     prices: &str,
     machine_types: &Bound<'py, PyAny>,
 ) -> PyResult<Bound<'py, PyAny>> {
-    let types: Vec<MachineType> = depythonize(machine_types)?;
+    let types: Vec<MachineType> = plain::read(machine_types)?
+        .map_err(|error| errors::config(py, "machine_types", "machine types", error))?;
     let price = || {
         let table = PriceTable::named(prices)?;
         let kind = parse_kind("designs", machine, &Catalogue::new(&types)?)?;

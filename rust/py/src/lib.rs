@@ -14,6 +14,7 @@ mod hardware;
 mod machine;
 mod numbers;
 mod placement;
+mod plain;
 mod plan;
 mod replay;
 mod serve;
@@ -36,13 +37,14 @@ mod _native {
     use crate::cluster::Cluster;
     #[pymodule_export]
     use crate::errors::{
-        ConfigError, DuplicateMachineError, DuplicateRequestError, EventError, HandshakeError, InputError,
-        RejectedError, SimulationStuckError, SplitcoreError, TransferError, UnknownIdError,
+        CallInterrupted, ConfigError, DuplicateMachineError, DuplicateRequestError, EventError,
+        HandshakeError, InputError, RejectedError, SimulationStuckError, SplitcoreError, TransferError,
+        UnknownIdError,
     };
     #[pymodule_export]
     use crate::events::{Handled, Snapshot};
     #[pymodule_export]
-    use crate::hardware::{machine_price, machine_types};
+    use crate::hardware::{machine_price, machine_types, traffic_classes};
     #[pymodule_export]
     use crate::machine::Machine;
     #[pymodule_export]

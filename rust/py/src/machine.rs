@@ -15,6 +15,7 @@ use splitcore_core::time::Time;
 use crate::clock::Clock;
 use crate::errors::{self, Fault, SplitcoreError};
 use crate::events::{self, Handled, Outcome, Snapshot, Whole};
+use crate::watched::watched;
 
 struct State {
     core: Core,
@@ -35,6 +36,23 @@ impl Machine {
             Err(_) => Err(Fault::Stopped),
         };
         done.map_err(|fault| fault.into_err(py))
+    }
+
+    /// As `with`, on a thread of its own, while this one hears of Ctrl-C: `call` asks whether to go on. Returns what it did,
+    /// and what stopped it.
+    fn with_watched<T: Send>(
+        &self,
+        py: Python<'_>,
+        call: impl FnOnce(&mut State, &dyn Fn(u64, u64) -> bool) -> Result<T, Fault> + Send,
+    ) -> PyResult<(T, Option<PyErr>)> {
+        let (done, stopped) = py.detach(|| {
+            watched(None, |go_on| match self.state.lock() {
+                Ok(mut state) => call(&mut state, &go_on),
+                Err(_) => Err(Fault::Stopped),
+            })
+        });
+        let done = done.unwrap_or(Err(Fault::Stopped)).map_err(|fault| fault.into_err(py))?;
+        Ok((done, stopped))
     }
 }
 
@@ -114,18 +132,24 @@ impl Machine {
     #[pyo3(signature = (events, *, now_ns = None))]
     fn handle(&self, py: Python<'_>, events: &Bound<'_, PyAny>, now_ns: Option<u64>) -> PyResult<Handled> {
         let events = events::read(events)?;
-        let outcome = self.with(py, |state| {
+        let count = events.len();
+        let apply = |state: &mut State, go_on: &dyn Fn(u64, u64) -> bool| {
             let now = state.clock.read(now_ns);
             let core = &mut state.core;
             let mut outcome =
-                Outcome::of(events, Vec::new(), |event, actions| core.handle(now, event, actions));
+                Outcome::of(events, Vec::new(), go_on, |event, actions| core.handle(now, event, actions));
             // Last, so that what arrives in one call runs in one pass.
             if core.next_deadline().is_some_and(|due| due <= now.max(core.now())) {
                 let _ = core.handle(now, &MachineEvent::Tick, outcome.actions_mut())?;
             }
             Ok(outcome)
-        })?;
-        outcome.into_handled(py)
+        };
+        let (outcome, stopped) = if count < events::WATCHED_FROM {
+            (self.with(py, |state| apply(state, &|_, _| true))?, None)
+        } else {
+            self.with_watched(py, apply)?
+        };
+        outcome.into_answer(py, stopped)
     }
 
     /// Tell when the next timeout is due, in nanoseconds, or None.

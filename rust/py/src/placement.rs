@@ -1,6 +1,6 @@
 //! What `place` answers.
 
-use numpy::PyArray1;
+use numpy::{PyArray1, PyArrayMethods};
 use pyo3::prelude::*;
 use pyo3::types::{PyString, PyTuple};
 use splitcore_core::placement::{self as core, Mode, Step, Upto};
@@ -214,6 +214,16 @@ pub(crate) struct PlacedMany {
     pub(crate) token: Py<PyArray1<i64>>,
     /// Attempts; 0 where rejected.
     pub(crate) attempt: Py<PyArray1<u32>>,
+}
+
+#[pymethods]
+impl PlacedMany {
+    fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
+        let attempts = self.attempt.bind(py).try_readonly()?;
+        let attempts = attempts.as_slice()?;
+        let placed = attempts.iter().filter(|&&attempt| attempt > 0).count();
+        Ok(format!("<PlacedMany: {placed} placed, {} rejected>", attempts.len() - placed))
+    }
 }
 
 /// What became of the requests of a lost machine.

@@ -16,6 +16,7 @@ use splitcore_plan::{Drive, Probe, Progress, Verdict};
 use splitcore_sim::{Options, SimError};
 
 use crate::errors::{self, SplitcoreError};
+use crate::plain;
 use crate::simulate::wrong_option;
 use crate::watched::watched;
 
@@ -48,19 +49,20 @@ impl Kind {
 fn part<T: DeserializeOwned>(spec: &Bound<'_, PyDict>, name: &str, expected: &str) -> PyResult<T> {
     let py = spec.py();
     let value = spec.get_item(name)?.unwrap_or_else(|| py.None().into_bound(py));
-    depythonize(&value).map_err(|_| errors::config(py, name.trim_end_matches("_rps"), expected, &value))
+    let shown = plain::shown(&value);
+    plain::read(&value)?.map_err(|_| errors::config(py, name.trim_end_matches("_rps"), expected, shown))
 }
 
 /// As [`part`], of what is made of several; the error says what is wrong in it.
 fn whole<T: DeserializeOwned>(spec: &Bound<'_, PyDict>, name: &str) -> PyResult<T> {
     let py = spec.py();
     let value = spec.get_item(name)?.unwrap_or_else(|| py.None().into_bound(py));
-    depythonize(&value).map_err(|error| errors::config(py, name, &error.to_string().replace('`', ""), &value))
+    plain::read(&value)?.map_err(|error| errors::config(py, name, &error, plain::shown(&value)))
 }
 
 fn options(spec: &Bound<'_, PyDict>) -> PyResult<Options> {
     let given: Bound<'_, PyDict> = spec.as_any().get_item("options")?.cast_into()?;
-    depythonize(&given).map_err(|error| wrong_option(&given, &error))
+    plain::read(&given)?.map_err(|error| wrong_option(&given, &error))
 }
 
 fn capacity_search(spec: &Bound<'_, PyDict>) -> PyResult<Kind> {

@@ -8,7 +8,7 @@ use numpy::{Element, PyArray1, PyArrayDescr};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyDict;
-use pythonize::{PythonizeError, depythonize, pythonize};
+use pythonize::pythonize;
 use splitcore_sim::Options;
 use splitcore_sim::cost::fit_file;
 use splitcore_sim::report::{RequestRecord, RequestRow, Series, Timelines, write_requests_csv};
@@ -16,6 +16,7 @@ use splitcore_sim::workload::TraceRequest;
 
 use crate::arrays::{Field, read_only, row_descriptor};
 use crate::errors::{self, SplitcoreError};
+use crate::plain;
 
 type WorkloadArrays = (String, Py<PyArray1<f64>>, Py<PyArray1<u32>>, Py<PyArray1<u32>>);
 
@@ -139,7 +140,7 @@ pub(crate) fn simulate(
     config: &Bound<'_, PyDict>,
     progress: Option<Py<PyAny>>,
 ) -> PyResult<Report> {
-    let options: Options = depythonize(config).map_err(|error| wrong_option(config, &error))?;
+    let options: Options = plain::read(config)?.map_err(|error| wrong_option(config, &error))?;
     // What stopped the run: Ctrl-C, or what the progress callback raised.
     let mut stopped = None;
     let done = py.detach(|| {
@@ -165,7 +166,7 @@ pub(crate) fn simulate(
 /// The requests of a workload: its name, and their arrivals, prompts and outputs.
 #[pyfunction]
 pub(crate) fn workload(py: Python<'_>, config: &Bound<'_, PyDict>) -> PyResult<WorkloadArrays> {
-    let options: Options = depythonize(config).map_err(|error| wrong_option(config, &error))?;
+    let options: Options = plain::read(config)?.map_err(|error| wrong_option(config, &error))?;
     let made = py.detach(|| options.workload()).map_err(|error| errors::sim(py, error))?;
     let column = |of: fn(&TraceRequest) -> u32| made.requests.iter().map(of).collect::<Vec<_>>();
     let arrivals = made.requests.iter().map(|request| request.arrival_ns as f64 / 1e9).collect::<Vec<_>>();
@@ -174,21 +175,35 @@ pub(crate) fn workload(py: Python<'_>, config: &Bound<'_, PyDict>) -> PyResult<W
     Ok((made.name, read_only(py, arrivals), prompts, outputs))
 }
 
-/// Finds the option that cannot be read: each is read alone, as the others have defaults.
-pub(crate) fn wrong_option(config: &Bound<'_, PyDict>, error: &PythonizeError) -> PyErr {
-    let py = config.py();
-    for (name, value) in config {
+/// Finds the option that cannot be read: each is read alone, as the others have defaults. Thresholds are options too.
+pub(crate) fn wrong_option(config: &Bound<'_, PyDict>, error: &str) -> PyErr {
+    wrong_within(config, None).unwrap_or_else(|| errors::config(config.py(), "config", error, config))
+}
+
+fn wrong_within(options: &Bound<'_, PyDict>, group: Option<&str>) -> Option<PyErr> {
+    let py = options.py();
+    for (name, value) in options {
         let alone = PyDict::new(py);
-        if let Err(error) = alone.set_item(&name, &value) {
-            return error;
+        let set = alone.set_item(&name, &value).and_then(|()| match group {
+            Some(group) => {
+                let outer = PyDict::new(py);
+                outer.set_item(group, &alone)?;
+                Ok(outer)
+            }
+            None => Ok(alone),
+        });
+        let error = match set.and_then(|alone| plain::read::<Options>(&alone)) {
+            Ok(Ok(_)) => continue,
+            Ok(Err(error)) => error,
+            Err(error) => return Some(error),
+        };
+        if let (None, Ok(inner)) = (group, value.cast::<PyDict>()) {
+            return wrong_within(inner, Some(&name.to_string()));
         }
-        if let Err(error) = depythonize::<Options>(&alone) {
-            let text = error.to_string().replace('`', "");
-            let expected = text.split_once("expected ").map_or("a number in range", |(_, expected)| expected);
-            return errors::config(py, &name.to_string(), expected, value);
-        }
+        let expected = error.rsplit_once("expected ").map_or("a value in range", |(_, expected)| expected);
+        return Some(errors::config(py, &name.to_string(), expected, plain::shown(&value)));
     }
-    errors::config(py, "config", &error.to_string(), config)
+    None
 }
 
 /// Fit a cost profile to measurements and write it.

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use splitcore_sim::workload::{SizeTable, read_trace};
+use splitcore_sim::workload::{Reading, SizeTable, read_trace};
 
 const NOTE: &str = "\
 # Quantiles of the lengths in FILE of Azure/AzurePublicDataset, licence CC-BY.
@@ -22,7 +22,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         ("azure-conv.txt", "AzureLLMInferenceTrace_conv.csv"),
         ("azure-code.txt", "AzureLLMInferenceTrace_code.csv"),
     ] {
-        let trace = read_trace(&Path::new(traces).join(file))?;
+        let trace = read_trace(&Path::new(traces).join(file), &Reading::default())?.requests;
         let rows: Vec<(u32, u32)> = trace.iter().map(|r| (r.prompt_tokens, r.output_tokens)).collect();
         let text = NOTE.replace("FILE", file) + &SizeTable::from_rows(&rows)?.to_text();
         std::fs::write(Path::new(tables).join(name), text)?;

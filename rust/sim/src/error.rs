@@ -35,13 +35,13 @@ pub enum SimError {
         /// The operating system's reason.
         reason: String,
     },
-    /// The watchdog: events go on, but no request ends.
+    /// The watchdog: events go on, but the run does not.
     #[error(
-        "no request finished in {events} events while {pending} are pending; request {request} is stuck: {state}"
+        "the run goes in circles, as {circle} while {pending} requests wait; request {request} is stuck: {state}"
     )]
     Stuck {
-        /// Events since the last request ended.
-        events: u64,
+        /// How that shows.
+        circle: String,
         /// Requests that have arrived and not ended.
         pending: u64,
         /// The oldest of them.

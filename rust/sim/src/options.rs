@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::Thresholds;
 use crate::machines::MachineType;
 use crate::workload::TrafficClass;
 
@@ -26,6 +27,14 @@ pub struct Options {
     pub model: String,
     /// `azure-conv`, `azure-code` or a file.
     pub trace: String,
+    /// `error` or `skip`: what becomes of rows of a file that are no requests.
+    pub invalid_rows: String,
+    /// Tokens of the answers whose length a file does not say; such rows are no requests otherwise.
+    pub missing_output: Option<u32>,
+    /// `error` or `after-arrival`: turns of a session that have a delay after the turn before instead of a time.
+    pub later_turns: String,
+    /// The `tokenizer.json` of a model, which counts the tokens of a file of texts.
+    pub tokenizer: Option<String>,
     /// Kinds of traffic that share the rate; empty for one kind.
     pub classes: Vec<TrafficClass>,
     /// Requests a second.
@@ -74,6 +83,8 @@ pub struct Options {
     pub recovery_headroom: f64,
     /// Prompts of fewer tokens are not split.
     pub split_from: u32,
+    /// Thresholds of the schedulers.
+    pub thresholds: Thresholds,
     /// Whether machines have only the KV memory they have.
     pub kv_limit: bool,
     /// Stop after this many arrivals.
@@ -96,6 +107,10 @@ impl Default for Options {
             only: None,
             model: "bloom-176b".into(),
             trace: "azure-conv".into(),
+            invalid_rows: "error".into(),
+            missing_output: None,
+            later_turns: "error".into(),
+            tokenizer: None,
             classes: Vec::new(),
             rate: None,
             duration_s: None,
@@ -120,6 +135,7 @@ impl Default for Options {
             slo_tbt_s: None,
             recovery_headroom: 0.0,
             split_from: 0,
+            thresholds: Thresholds::default(),
             kv_limit: true,
             requests: None,
             faults: None,

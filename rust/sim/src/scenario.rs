@@ -42,9 +42,14 @@ impl Scenario {
         &self.setup.workload.requests
     }
 
+    /// What was done with the files of the workload that a reader should know, each a sentence.
+    pub fn notes(&self) -> &[String] {
+        &self.setup.workload.notes
+    }
+
     /// The traffic class of a request: an index of [`Options::classes`], 0 without classes.
     pub fn class_of(&self, request: usize) -> usize {
-        self.setup.workload.classes.get(request).map_or(0, |&class| class.into())
+        self.setup.class_of(request)
     }
 
     /// Times of a request alone on the idle reference machine.

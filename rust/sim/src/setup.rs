@@ -6,7 +6,7 @@ use splitcore_core::config::{
     Admission, ClusterConfig, Cut, MachineConfig, MixedReturn, PolicyKind, SECOND_NS, Ties, TransferRule,
 };
 use splitcore_core::cost::CostTable;
-use splitcore_core::event::{Link, Role, Slo};
+use splitcore_core::event::{ClusterEvent, Link, Role, Slo};
 use splitcore_core::placement::Reserve;
 
 use crate::SimError;
@@ -17,7 +17,10 @@ use crate::machines::{Catalogue, MachineGroup, MachineKind, Model, kv_capacity_t
 use crate::options::Options;
 use crate::phase::isolate;
 use crate::report::{AdmissionLimits, Reference, TbtRule};
-use crate::workload::{Arrivals, Sampling, Source, Workload, WorkloadSpec, mixed};
+use crate::workload::{
+    Arrivals, InvalidRows, LaterTurns, Reading, Sampling, Source, TOKENS_MAX, TrafficClass, Workload,
+    WorkloadSpec, mixed,
+};
 
 /// KV blocks without a memory limit: more than any run holds, and few enough for token counts to stay small.
 pub(crate) const UNLIMITED_BLOCKS: u32 = 1 << 27;
@@ -47,8 +50,12 @@ pub(crate) struct Setup {
     pub(crate) reference: IdleReference,
     pub(crate) machines: Vec<MachineSetup>,
     pub(crate) cluster: ClusterConfig,
-    /// Of every request.
-    pub(crate) limits: AdmissionLimits,
+    /// Of the requests of each class; of one where there are no classes.
+    pub(crate) limits: Vec<AdmissionLimits>,
+    /// Of the requests of each class, likewise.
+    pub(crate) priorities: Vec<i32>,
+    /// What the classes are called; empty where there are none.
+    pub(crate) class_names: Vec<String>,
     pub(crate) contention: Contention,
     pub(crate) message_delay_ns: u64,
     pub(crate) workload: Workload,
@@ -102,7 +109,7 @@ impl Setup {
                 let cost = CostModel::new(cost_kind, &profile, model, &group.kind)?;
                 costs.push((group.kind.clone(), cost));
             }
-            let config = machine_config(model, &group.kind, cost_kind, options.kv_limit)?;
+            let config = machine_config(model, &group.kind, cost_kind, options)?;
             let bytes_per_s = link_bandwidth.unwrap_or_else(|| group.kind.nic_bytes_per_s());
             let link = Link { bytes_per_s, fixed_cost_ns: group.kind.hardware.fixed_cost_ns };
             let (send, receive) = (bytes_per_s as f64, bytes_per_s as f64);
@@ -129,6 +136,11 @@ impl Setup {
             machines,
             cluster,
             limits,
+            priorities: match options.classes.as_slice() {
+                [] => vec![0],
+                classes => classes.iter().map(|class| class.priority).collect(),
+            },
+            class_names: options.classes.iter().map(|class| class.name.clone()).collect(),
             contention: if options.contention { Contention::On } else { Contention::Off },
             message_delay_ns,
             workload: options.workload()?,
@@ -186,13 +198,14 @@ fn machine_config(
     model: Model,
     kind: &MachineKind,
     cost_kind: CostKind,
-    kv_limit: bool,
+    options: &Options,
 ) -> Result<MachineConfig, SimError> {
     // Simulated links may be slow; they never stand still.
-    let base =
+    let mut base =
         MachineConfig { report_interval_ns: SECOND_NS, transfer_limit_ns: None, ..MachineConfig::default() };
+    options.thresholds.set_machine(&mut base)?;
     let capacity_tokens = kv_capacity_tokens(model, kind, cost_kind.weights())?;
-    let blocks = if kv_limit {
+    let blocks = if options.kv_limit {
         let blocks = capacity_tokens / u64::from(base.block_tokens);
         u32::try_from(blocks).unwrap_or(UNLIMITED_BLOCKS)
     } else {
@@ -228,7 +241,7 @@ fn cluster_config(options: &Options, model: Model) -> Result<ClusterConfig, SimE
     if requests_max == 0 {
         return Err(SimError::config("max_in_flight", "at least 1", 0));
     }
-    Ok(ClusterConfig {
+    let mut config = ClusterConfig {
         policy,
         mixed_return: named("mixed_return", &returns, &options.mixed_return)?,
         reserve: named("reserve", &reserves, &options.reserve)?,
@@ -242,7 +255,9 @@ fn cluster_config(options: &Options, model: Model) -> Result<ClusterConfig, SimE
         split_from_tokens: options.split_from,
         seed: options.seed,
         ..ClusterConfig::default()
-    })
+    };
+    options.thresholds.set_cluster(&mut config)?;
+    Ok(config)
 }
 
 fn checked_permille(share: f64) -> Result<u32, SimError> {
@@ -253,22 +268,46 @@ fn checked_permille(share: f64) -> Result<u32, SimError> {
     }
 }
 
-/// Limits in seconds; a rule that holds arrivals against limits needs one.
-fn admission_limits(options: &Options, admission: Admission) -> Result<AdmissionLimits, SimError> {
+/// Limits of each class; a rule that holds arrivals against limits needs one.
+fn admission_limits(options: &Options, admission: Admission) -> Result<Vec<AdmissionLimits>, SimError> {
     let checked = |option, limit_s: Option<f64>| match limit_s {
         None => Ok(None),
         Some(limit_s) if (1e-9..=1e9).contains(&limit_s) => Ok(Some((limit_s * 1e9).round() as u64)),
         Some(limit_s) => Err(SimError::config(option, "seconds from 1e-9 to 1e9", limit_s)),
     };
-    let limits = AdmissionLimits {
-        ttft_ns: checked("slo_ttft_s", options.slo_ttft_s)?,
-        tbt_ns: checked("slo_tbt_s", options.slo_tbt_s)?,
+    let limits = |ttft_s: Option<f64>, tbt_s: Option<f64>| -> Result<AdmissionLimits, SimError> {
+        Ok(AdmissionLimits { ttft_ns: checked("slo_ttft_s", ttft_s)?, tbt_ns: checked("slo_tbt_s", tbt_s)? })
     };
-    if admission != Admission::Bounds && limits == AdmissionLimits::default() {
+    let of_all = limits(options.slo_ttft_s, options.slo_tbt_s)?;
+    let of_class = |class: &TrafficClass| {
+        let (ttft_s, tbt_s) =
+            (class.slo_ttft_s.or(options.slo_ttft_s), class.slo_tbt_s.or(options.slo_tbt_s));
+        limits(ttft_s, tbt_s)
+    };
+    let limits: Vec<AdmissionLimits> = match options.classes.as_slice() {
+        [] => vec![of_all],
+        classes => classes.iter().map(of_class).collect::<Result<_, _>>()?,
+    };
+    if admission != Admission::Bounds && limits.iter().all(|limits| *limits == AdmissionLimits::default()) {
         let expected = "slo_ttft_s or slo_tbt_s beside it";
         return Err(SimError::config("admission", expected, format!("`{}` alone", options.admission)));
     }
     Ok(limits)
+}
+
+impl Setup {
+    /// The class of a request, by number; 0 where there are none.
+    pub(crate) fn class_of(&self, request: usize) -> usize {
+        self.workload.classes.get(request).map_or(0, |&class| class.into())
+    }
+
+    /// The limits of each class, as the Cluster is told them.
+    pub(crate) fn slos(&self) -> impl Iterator<Item = ClusterEvent> {
+        let told = |(class, limits): (u32, &AdmissionLimits)| {
+            limits.slo().map(|slo| ClusterEvent::SetSlo { class, slo: Some(slo) })
+        };
+        (0..).zip(&self.limits).filter_map(told)
+    }
 }
 
 impl AdmissionLimits {
@@ -317,5 +356,20 @@ fn workload_spec(options: &Options) -> Result<WorkloadSpec, SimError> {
         sampling: Sampling::from_str(&options.sampling)?,
         seed: options.seed,
         requests: options.requests,
+        reading: reading(options)?,
+    })
+}
+
+fn reading(options: &Options) -> Result<Reading, SimError> {
+    let invalid_rows = [("error", InvalidRows::Error), ("skip", InvalidRows::Skip)];
+    let later_turns = [("error", LaterTurns::Error), ("after-arrival", LaterTurns::AfterArrival)];
+    if let Some(tokens) = options.missing_output.filter(|tokens| !(1..=TOKENS_MAX).contains(tokens)) {
+        return Err(SimError::config("missing_output", format!("1 to {TOKENS_MAX} tokens"), tokens));
+    }
+    Ok(Reading {
+        invalid_rows: named("invalid_rows", &invalid_rows, &options.invalid_rows)?,
+        missing_output: options.missing_output,
+        later_turns: named("later_turns", &later_turns, &options.later_turns)?,
+        tokenizer: options.tokenizer.clone(),
     })
 }

@@ -9,18 +9,14 @@ use crate::faults::Recovery;
 use crate::observer::Observer;
 use crate::options::Options;
 use crate::report::{
-    AdmissionReport, FaultReport, FaultTally, Inputs, RequestRecord, RequestRow, RunFacts, SloLimits,
-    Summary, Timelines,
+    AdmissionReport, ClassReport, FaultReport, FaultTally, Inputs, RequestRecord, RequestRow, RunFacts,
+    SloLimits, Summary, Timelines,
 };
 use crate::setup::Setup;
 use crate::world::{World, role_name};
 
 /// Events between two calls of the control function.
 const EVENTS_PER_CALL: u64 = 1 << 16;
-/// The watchdog's patience: events without an end of a request, and more for each machine, since at the start every
-/// machine may run a long request.
-const PATIENCE_EVENTS: u64 = 1_000_000;
-const PATIENCE_EVENTS_PER_MACHINE: u64 = 20_000;
 
 /// What a run leaves.
 #[derive(Debug, Clone)]
@@ -96,31 +92,26 @@ pub(crate) fn run<O: Observer>(
     control: &mut dyn FnMut(u64, u64) -> bool,
 ) -> Result<(), SimError> {
     let total = setup.workload.requests.len() as u64;
-    let patience = PATIENCE_EVENTS + PATIENCE_EVENTS_PER_MACHINE * setup.machines.len() as u64;
-    let (mut ended, mut ended_at_event) = (0, 0);
     while world.step()? {
         if world.is_seen_enough() {
             return Ok(());
         }
-        if world.ended != ended {
-            ended = world.ended;
-            ended_at_event = world.events;
-        } else if world.events - ended_at_event > patience && world.pending() > 0 {
-            return Err(stuck(world, world.events - ended_at_event));
+        if let Some(circle) = world.circle() {
+            return Err(stuck(world, circle));
         }
         if world.events.is_multiple_of(EVENTS_PER_CALL) && !control(world.ended as u64, total) {
             return Err(SimError::Interrupted);
         }
     }
     if !world.is_over() {
-        return Err(stuck(world, world.events - ended_at_event));
+        return Err(stuck(world, "no event is left".into()));
     }
     if setup.check { world.check_drained() } else { Ok(()) }
 }
 
-fn stuck<O: Observer>(world: &World<O>, events: u64) -> SimError {
+fn stuck<O: Observer>(world: &World<O>, circle: String) -> SimError {
     let (request, state) = world.stuck();
-    SimError::Stuck { events, pending: world.pending() as u64, request, state }
+    SimError::Stuck { circle, pending: world.pending() as u64, request, state }
 }
 
 fn report<O: Observer>(world: &World<O>, setup: &Setup, options: &Options, wall_s: f64) -> Report {
@@ -128,7 +119,7 @@ fn report<O: Observer>(world: &World<O>, setup: &Setup, options: &Options, wall_
     let tbt_rule = setup.tbt_rule();
     let reference = |prompt: u32, output: u32| setup.idle(prompt, output);
     let (evictions, pauses) = world.evictions_and_pauses();
-    let summary = Summary::new(Inputs {
+    let mut summary = Summary::new(Inputs {
         rows: &rows,
         gaps: &world.gaps,
         transfers: &world.transfer_tally,
@@ -140,7 +131,8 @@ fn report<O: Observer>(world: &World<O>, setup: &Setup, options: &Options, wall_
         facts: RunFacts {
             admission: AdmissionReport::new(
                 &options.admission,
-                setup.limits,
+                &setup.limits,
+                |at| setup.class_of(at),
                 &rows,
                 world.rejections.clone(),
             ),
@@ -149,6 +141,7 @@ fn report<O: Observer>(world: &World<O>, setup: &Setup, options: &Options, wall_
             policy: setup.cluster.policy.name().to_string(),
             model: setup.model.to_string(),
             trace: setup.workload.name.clone(),
+            notes: setup.workload.notes.clone(),
             transfer_mode: options.transfer.clone(),
             seed: setup.seed,
             evictions,
@@ -159,6 +152,7 @@ fn report<O: Observer>(world: &World<O>, setup: &Setup, options: &Options, wall_
             digest: world.digest.finish(),
         },
     });
+    summary.classes = classes(setup, &rows);
     let record =
         |row: &RequestRow| RequestRecord::new(row, tbt_rule, reference(row.prompt_tokens, row.output_tokens));
     Report {
@@ -168,6 +162,15 @@ fn report<O: Observer>(world: &World<O>, setup: &Setup, options: &Options, wall_
         timeline: timelines(world, setup),
         machine_names: setup.machines.iter().map(|machine| machine.name.clone()).collect(),
     }
+}
+
+fn classes(setup: &Setup, rows: &[RequestRow]) -> Vec<ClassReport> {
+    let of = |(class, name): (usize, &String)| {
+        let rows = rows.iter().enumerate().filter(|&(at, _)| setup.class_of(at) == class);
+        let rows: Vec<RequestRow> = rows.map(|(_, row)| *row).collect();
+        ClassReport::new(name, setup.priorities[class], setup.limits[class], &rows)
+    };
+    setup.class_names.iter().enumerate().map(of).collect()
 }
 
 fn timelines<O: Observer>(world: &World<O>, setup: &Setup) -> Timelines {

@@ -175,6 +175,7 @@ fn summary_of(rows: &[RequestRow], tbt_rule: TbtRule) -> Summary {
             policy: "mixed-pool".to_owned(),
             model: "bloom-176b".to_owned(),
             trace: "conversation".to_owned(),
+            notes: Vec::new(),
             transfer_mode: "auto".to_owned(),
             seed: 42,
             evictions: 1,

@@ -10,14 +10,14 @@ use std::path::PathBuf;
 
 use common::data;
 use splitcore_sim::workload::{
-    Arrivals, Sampling, SizeTable, Source, TraceRequest, Workload, WorkloadSpec, read_trace,
+    Arrivals, Reading, Sampling, SizeTable, Source, TraceRequest, Workload, WorkloadSpec, read_trace,
 };
 
 const CONV: &str = "AzureLLMInferenceTrace_conv.csv";
 const CODE: &str = "AzureLLMInferenceTrace_code.csv";
 
 fn trace(name: &str) -> Option<Vec<TraceRequest>> {
-    data(name).map(|path| read_trace(&path).unwrap())
+    data(name).map(|path| read_trace(&path, &Reading::default()).unwrap().requests)
 }
 
 fn spec(source: Source, sampling: Sampling, seed: u64) -> WorkloadSpec {

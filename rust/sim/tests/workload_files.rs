@@ -6,7 +6,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use proptest::prelude::*;
 use splitcore_sim::SimError;
-use splitcore_sim::workload::{TOKENS_MAX, TraceRequest, read_trace};
+use splitcore_sim::workload::{
+    InvalidRows, LaterTurns, Reading, TOKENS_MAX, TraceFile, WorkloadSpec, read_trace,
+};
 
 const AZURE: &str = "TIMESTAMP,ContextTokens,GeneratedTokens\n";
 const SPLITWISE: &str =
@@ -21,16 +23,23 @@ fn write(content: impl AsRef<[u8]>) -> PathBuf {
     path
 }
 
-fn read(content: impl AsRef<[u8]>) -> Result<Vec<TraceRequest>, SimError> {
+fn read_with(content: impl AsRef<[u8]>, reading: &Reading) -> Result<TraceFile, SimError> {
     let path = write(content);
-    let result = read_trace(&path);
+    let result = read_trace(&path, reading);
     std::fs::remove_file(path).unwrap();
     result
 }
 
+fn read(content: impl AsRef<[u8]>) -> Result<TraceFile, SimError> {
+    read_with(content, &Reading::default())
+}
+
+fn rows_of(file: &TraceFile) -> Vec<(u64, u32, u32)> {
+    file.requests.iter().map(|r| (r.arrival_ns, r.prompt_tokens, r.output_tokens)).collect()
+}
+
 fn rows(content: impl AsRef<[u8]>) -> Vec<(u64, u32, u32)> {
-    let requests = read(content).unwrap();
-    requests.iter().map(|r| (r.arrival_ns, r.prompt_tokens, r.output_tokens)).collect()
+    rows_of(&read(content).unwrap())
 }
 
 /// Asserts an input error, and that it names the file.
@@ -72,28 +81,33 @@ fn azure_dates_cross_a_leap_day() {
 }
 
 #[test]
-fn splitwise_sim_keeps_its_own_offset() {
-    let content = format!("{SPLITWISE}0,2,0,1,1,4096,32\n1,2,0,1.0000000014,1,2048,8\n");
-    assert_eq!(rows(content), [(1_000_000_000, 4096, 32), (1_000_000_001, 2048, 8)]);
+fn every_format_begins_with_its_first_row() {
+    let content = format!("{SPLITWISE}0,2,0,3400,1,4096,32\n1,2,0,3400.0000000014,1,2048,8\n");
+    assert_eq!(rows(content), [(0, 4096, 32), (1, 2048, 8)]);
+    let epoch = "{\"timestamp\": 1700000000001, \"input_length\": 1, \"output_length\": 2}\n\
+                 {\"timestamp\": 1700000000003, \"input_length\": 3, \"output_length\": 4}";
+    assert_eq!(rows(epoch), [(0, 1, 2), (2_000_000, 3, 4)], "exact at any size");
+    assert_eq!(
+        rows("Timestamp,Request tokens,Response tokens\n45,7,8\n118,9,10"),
+        [(0, 7, 8), (73_000_000_000, 9, 10)]
+    );
+    let vidur = "arrived_at,num_prefill_tokens,num_decode_tokens\n100.5,7,8\n101,9,10";
+    assert_eq!(rows(vidur), [(0, 7, 8), (500_000_000, 9, 10)]);
+    let vllm = r#"{"input_lens": [7, 9], "output_lens": [8, 10], "start_times": [5000.25, 5000.75]}"#;
+    assert_eq!(rows(vllm), [(0, 7, 8), (500_000_000, 9, 10)]);
 }
 
 #[test]
 fn splitwise_sim_may_have_more_columns_in_any_order() {
     let content = "note,token_size,prompt_size,batch_size,arrival_timestamp\nx,3,2,1,0.5\n";
-    assert_eq!(rows(content), [(500_000_000, 2, 3)]);
+    assert_eq!(rows(content), [(0, 2, 3)]);
 }
 
 #[test]
-fn mooncake_keeps_its_own_offset() {
+fn mooncake_has_milliseconds_and_parts_of_them() {
     let content = "{\"timestamp\": 27482, \"input_length\": 6955, \"output_length\": 52, \"hash_ids\": [46, 47]}\n\
                    {\"output_length\": 1, \"input_length\": 2, \"timestamp\": 27482.5}";
-    assert_eq!(rows(content), [(27_482_000_000, 6955, 52), (27_482_500_000, 2, 1)]);
-}
-
-#[test]
-fn mooncake_epoch_milliseconds_are_exact() {
-    let content = r#"{"timestamp": 1700000000001, "input_length": 1, "output_length": 1}"#;
-    assert_eq!(rows(content)[0].0, 1_700_000_000_001_000_000);
+    assert_eq!(rows(content), [(0, 6955, 52), (500_000, 2, 1)]);
 }
 
 #[test]
@@ -115,20 +129,20 @@ fn the_name_of_a_file_does_not_matter() {
     let path = write(r#"{"timestamp":0,"input_length":7,"output_length":8}"#);
     let renamed = path.with_extension("csv");
     std::fs::rename(path, &renamed).unwrap();
-    assert_eq!(read_trace(&renamed).unwrap().len(), 1);
+    assert_eq!(read_trace(&renamed, &Reading::default()).unwrap().requests.len(), 1);
     std::fs::remove_file(renamed).unwrap();
 }
 
 #[test]
 fn a_missing_file_is_an_io_error_that_lists_the_built_ins() {
-    let error = read_trace(&PathBuf::from("azure-cod")).unwrap_err();
+    let error = read_trace(&PathBuf::from("azure-cod"), &Reading::default()).unwrap_err();
     assert!(matches!(error, SimError::Io { .. }));
     assert!(error.to_string().contains("azure-conv and azure-code"), "{error}");
 }
 
 #[test]
 fn a_folder_is_an_io_error() {
-    let error = read_trace(&PathBuf::from(env!("CARGO_TARGET_TMPDIR"))).unwrap_err();
+    let error = read_trace(&PathBuf::from(env!("CARGO_TARGET_TMPDIR")), &Reading::default()).unwrap_err();
     assert!(matches!(error, SimError::Io { .. }), "{error}");
 }
 
@@ -146,13 +160,16 @@ fn a_header_alone_is_refused() {
 }
 
 #[test]
-fn unknown_content_is_told_the_three_formats() {
+fn unknown_content_is_told_the_formats() {
     for (content, got) in [
         ("a,b,c\n1,2,3\n", "\"a,b,c\""),
-        ("[1,2]\n", "\"[1,2]\""),
+        ("[1,2]\n", "\"JSON of another kind\""),
+        ("{\n  \"prompt\": \"hello\"\n}\n", "\"JSON of another kind\""),
         ("{\"prompt\": \"hello\"}\n", "\"{\\\"prompt\\\": \\\"hello\\\"}\""),
     ] {
-        for format in ["TIMESTAMP,ContextTokens", "arrival_timestamp,batch_size", "timestamp,input_length"] {
+        for format in
+            ["TIMESTAMP,ContextTokens", "arrival_timestamp,batch_size", "timestamp,input_length", "ShareGPT"]
+        {
             assert_input_error(content, 1, "format", format, got);
         }
     }
@@ -280,7 +297,6 @@ fn milliseconds_must_be_numbers_from_zero() {
         let content = json(&format!("\"timestamp\": {text}, "));
         assert_input_error(content, 1, "timestamp", "milliseconds, 0 or more", got);
     }
-    assert_input_error(json(""), 1, "timestamp", "milliseconds, 0 or more", "nothing");
 }
 
 #[test]
@@ -292,14 +308,188 @@ fn a_time_beyond_146_years_is_refused() {
 }
 
 #[test]
-fn decreasing_times_are_refused() {
-    let content = format!("{AZURE}2023-11-16 18:17:03,7,8\n2023-11-16 18:17:02.9,7,8\n");
-    assert_input_error(content, 3, "TIMESTAMP", "not before", "\"2023-11-16 18:17:02.9\"");
-    let content = format!("{SPLITWISE}0,2,0,2,1,5,6\n1,2,0,1.5,1,7,8\n");
-    assert_input_error(content, 3, "arrival_timestamp", "not before", "\"1.5\"");
-    let content = "{\"timestamp\":2,\"input_length\":7,\"output_length\":8}\n\
-                   {\"timestamp\":1,\"input_length\":7,\"output_length\":8}\n";
-    assert_input_error(content, 2, "timestamp", "not before", "\"1\"");
+fn times_out_of_order_are_sorted_with_a_note() {
+    let content =
+        format!("{AZURE}2023-11-16 18:17:03,7,8\n2023-11-16 18:17:02.999,9,10\n2023-11-16 18:17:03,11,12\n");
+    let read = read(content).unwrap();
+    assert_eq!(
+        rows_of(&read),
+        [(0, 9, 10), (1_000_000, 7, 8), (1_000_000, 11, 12)],
+        "equal times keep their order"
+    );
+    let [note] = &read.notes[..] else { panic!("{:?}", read.notes) };
+    assert!(note.ends_with("1 rows are earlier than one before them, by 0.001 s at most; sorted"), "{note}");
+    let content = "{\"timestamp\":20,\"input_length\":7,\"output_length\":8}\n\
+                   {\"timestamp\":10,\"input_length\":9,\"output_length\":10}\n";
+    assert_eq!(rows(content), [(0, 9, 10), (10_000_000, 7, 8)]);
+}
+
+#[test]
+fn whole_lengths_may_be_written_with_a_point() {
+    assert_eq!(rows(format!("{AZURE}2023-11-16 18:17:03,100.0,2e1\n")), [(0, 100, 20)]);
+    assert_eq!(rows(r#"{"timestamp": 1, "input_length": 100.0, "output_length": 20}"#), [(0, 100, 20)]);
+    for text in ["100.5", "1e10", "-0.0", "1e-1", "inf"] {
+        assert_input_error(
+            format!("{AZURE}2023-11-16 18:17:03,{text},1"),
+            2,
+            "ContextTokens",
+            "a whole",
+            &format!("{text:?}"),
+        );
+    }
+}
+
+#[test]
+fn rows_that_are_no_requests_are_skipped_only_where_asked() {
+    let skip = Reading { invalid_rows: InvalidRows::Skip, ..Reading::default() };
+    let burst = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n\
+                 5,ChatGPT,472,18,490,Conversation log\n45,ChatGPT,1087,0,1087,Conversation log\n\
+                 118,GPT-4,417,276,693,API log\n";
+    let azure = format!(
+        "{AZURE}2023-11-16 18:17:03,7,8\nyesterday,7,8\n2023-11-16 18:17:04,7\n2023-11-16 18:17:05,9,0"
+    );
+    let jsonl = "{\"timestamp\":0,\"input_length\":7,\"output_length\":8}\nnonsense\n{\"timestamp\":1}\n\
+                 {\"timestamp\":2,\"input_length\":7,\"output_length\":0}";
+    let vllm = r#"{"input_lens": [7, 0, 9], "output_lens": [8, 5, 0]}"#;
+    for (content, left, of, first, line, field) in [
+        (burst, 1, 3, 472, 3, "Response tokens"),
+        (&azure, 3, 4, 7, 3, "TIMESTAMP"),
+        (jsonl, 3, 4, 7, 2, "row"),
+        (vllm, 2, 3, 7, 1, "input_lens[1]"),
+    ] {
+        let error = read(content).unwrap_err();
+        assert!(error.to_string().contains("--invalid-rows skip leaves such rows out"), "{error}");
+        assert!(error.to_string().contains(&format!(":{line}: {field}: ")), "{error}");
+        let read = read_with(content, &skip).unwrap();
+        assert_eq!((read.requests.len(), read.requests[0].prompt_tokens), (of - left, first));
+        let note = &read.notes[0];
+        let told =
+            format!("{left} of {of} rows are no requests and left out, the first in line {line}: {field}: ");
+        assert!(note.contains(&told), "{note}");
+    }
+    let none = read_with(format!("{AZURE}yesterday,1,1\n"), &skip).unwrap_err().to_string();
+    assert!(none.contains("at least one request, got none (line 2: TIMESTAMP"), "{none}");
+    assert!(read_with("a,b\n1,2\n", &skip).unwrap_err().to_string().contains("Vidur"), "a header is no row");
+    assert!(read_with("{\"a\":1}\n", &skip).unwrap_err().to_string().contains("Vidur"));
+}
+
+#[test]
+fn answers_without_a_length_need_an_option() {
+    let content =
+        "{\"timestamp\":0,\"input_length\":7}\n{\"timestamp\":1,\"input_length\":9,\"output_length\":3}";
+    assert_input_error(content, 1, "output_length", "--missing-output", "nothing");
+    let read = read_with(content, &Reading { missing_output: Some(64), ..Reading::default() }).unwrap();
+    assert_eq!(rows_of(&read), [(0, 7, 64), (1_000_000, 9, 3)]);
+    assert!(read.notes[0].contains("1 answers have the length"), "{:?}", read.notes);
+    let zero = "{\"timestamp\":0,\"input_length\":7,\"output_length\":0}";
+    let given = Reading { missing_output: Some(64), ..Reading::default() };
+    assert!(read_with(zero, &given).is_err(), "0 is a length");
+}
+
+#[test]
+fn later_turns_of_a_session_need_an_option() {
+    let content = "{\"session_id\":\"a\",\"timestamp\":100,\"input_length\":7,\"output_length\":8}\n\
+                   {\"session_id\":\"b\",\"timestamp\":200,\"input_length\":1,\"output_length\":1}\n\
+                   {\"session_id\":\"a\",\"delay\":500,\"input_length\":9,\"output_length\":10}\n\
+                   {\"session_id\":\"a\",\"delay\":0.5,\"input_length\":11,\"output_length\":12}\n";
+    assert_input_error(content, 3, "timestamp", "--later-turns after-arrival", "a delay");
+    let after = Reading { later_turns: LaterTurns::AfterArrival, ..Reading::default() };
+    let read = read_with(content, &after).unwrap();
+    let expected = [(0, 7, 8), (100_000_000, 1, 1), (500_000_000, 9, 10), (500_500_000, 11, 12)];
+    assert_eq!(rows_of(&read), expected);
+    assert!(
+        read.notes[0].contains("2 later turns") && read.notes[0].contains("not simulated"),
+        "{:?}",
+        read.notes
+    );
+    let orphan = "{\"timestamp\":0,\"input_length\":1,\"output_length\":1}\n\
+                  {\"session_id\":\"a\",\"delay\":5,\"input_length\":9,\"output_length\":10}\n";
+    let told = read_with(orphan, &after).unwrap_err().to_string();
+    assert!(told.contains(":2: delay: expected a turn before it in its session"), "{told}");
+}
+
+#[test]
+fn a_file_without_times_needs_generated_arrivals() {
+    for content in [
+        r#"{"input_lens": [7, 9], "output_lens": [8, 10]}"#,
+        "{\n  \"output_lens\": [8, 10],\n  \"input_lens\": [7, 9]\n}\n",
+        "num_prefill_tokens,num_decode_tokens\n7,8\n9,10\n",
+        "{\"input_length\":7,\"output_length\":8}\n{\"input_length\":9,\"output_length\":10}\n",
+    ] {
+        let file = read(content).unwrap();
+        assert_eq!((rows_of(&file), file.has_times), (vec![(0, 7, 8), (0, 9, 10)], false));
+        let path = write(content);
+        let spec =
+            WorkloadSpec { source: path.as_path().to_str().unwrap().into(), ..WorkloadSpec::default() };
+        let told = spec.build().unwrap_err().to_string();
+        assert!(told.starts_with("arrivals: expected poisson or bursty beside a rate, as trace-"), "{told}");
+        let drawn = WorkloadSpec { arrivals: "poisson".parse().ok(), rate_rps: Some(2.0), ..spec };
+        assert!(
+            drawn.build().unwrap().requests.iter().all(|request| [7, 9].contains(&request.prompt_tokens))
+        );
+        std::fs::remove_file(path).unwrap();
+    }
+    let mixed = "{\"timestamp\":0,\"input_length\":7,\"output_length\":8}\n{\"input_length\":9,\"output_length\":10}\n";
+    assert_input_error(mixed, 2, "timestamp", "a time, as in the first row", "nothing");
+    let uneven = r#"{"input_lens": [7, 9], "output_lens": [8]}"#;
+    assert_input_error(uneven, 1, "output_lens", "as many as input_lens, 2", "1");
+}
+
+/// A tokenizer whose tokens are words.
+const WORDS: &str = r#"{"version": "1.0", "pre_tokenizer": {"type": "Whitespace"},
+    "model": {"type": "WordLevel", "vocab": {"?": 0}, "unk_token": "?"}}"#;
+
+#[test]
+fn conversations_are_counted_by_a_tokenizer() {
+    let content = r#"[
+        {"id": "a", "conversations": [{"from": "human", "value": "one two three"}, {"from": "gpt", "value": "four five"}]},
+        {"id": "b", "conversations": [{"from": "human", "value": "alone"}]},
+        {"id": "c", "conversations": [{"from": "human", "value": "six"}, {"from": "gpt", "value": "seven"},
+                                      {"from": "human", "value": "eight"}]}
+    ]"#;
+    assert_input_error(content, 1, "conversations", "--tokenizer FILE.json", "texts");
+    let tokenizer = write(WORDS);
+    let reading = Reading { tokenizer: Some(tokenizer.to_str().unwrap().into()), ..Reading::default() };
+    let told = read_with(content, &reading).unwrap_err().to_string();
+    assert!(told.contains("[1].conversations: expected a question and its answer"), "{told}");
+    let read = read_with(content, &Reading { invalid_rows: InvalidRows::Skip, ..reading.clone() }).unwrap();
+    assert_eq!((rows_of(&read), read.has_times), (vec![(0, 3, 2), (0, 1, 1)], false));
+    assert!(read.notes.iter().any(|note| note.contains("first question and answer")), "{:?}", read.notes);
+    std::fs::write(&tokenizer, "{}").unwrap();
+    let told = read_with(content, &reading).unwrap_err().to_string();
+    assert!(told.contains("expected the tokenizer.json of a model"), "{told}");
+    std::fs::remove_file(tokenizer).unwrap();
+}
+
+#[test]
+fn what_may_never_end_is_refused() {
+    for path in ["/dev/zero", "/dev/null"] {
+        let told = read_trace(path.as_ref(), &Reading::default()).unwrap_err().to_string();
+        assert!(told.contains("expected an ordinary file, got a device or a pipe"), "{told}");
+    }
+}
+
+#[test]
+fn a_part_of_a_stretched_file_tells_its_own_rate() {
+    let rows: String = [0.0, 1.0, 2.0, 10.0].iter().map(|at| format!("0,2,0,{at},1,5,6\n")).collect();
+    let path = write(format!("{SPLITWISE}{rows}"));
+    let spec = WorkloadSpec {
+        source: path.to_str().unwrap().into(),
+        rate_rps: Some(0.3),
+        duration_s: Some(5.0),
+        ..WorkloadSpec::default()
+    };
+    let workload = spec.build().unwrap();
+    assert_eq!(workload.requests.len(), 3);
+    let [note] = &workload.notes[..] else { panic!("{:?}", workload.notes) };
+    assert!(
+        note.ends_with(
+            "the whole of 4 requests is stretched to 0.3/s; the first 3, which run, come at 1.000/s"
+        ),
+        "{note}"
+    );
+    assert_eq!(WorkloadSpec { duration_s: None, ..spec }.build().unwrap().notes, Vec::<String>::new());
+    std::fs::remove_file(path).unwrap();
 }
 
 #[test]
@@ -323,7 +513,7 @@ fn a_line_that_is_no_json_object_is_refused() {
 #[test]
 fn an_error_shows_a_long_text_cut() {
     let error = read("x".repeat(10_000)).unwrap_err().to_string();
-    assert!(error.ends_with("xxx\"...") && error.len() < 500, "{error}");
+    assert!(error.ends_with("xxx\"...") && error.len() < 700, "{error}");
 }
 
 /// Requests in order, with times of whole microseconds (what the three formats can all say).
@@ -339,19 +529,40 @@ fn requests() -> impl Strategy<Value = Vec<(u64, u32, u32)>> {
     })
 }
 
+/// As the reader gives them: times from the first.
+fn from_first(requests: &[(u64, u32, u32)]) -> Vec<(u64, u32, u32)> {
+    requests.iter().map(|&(ns, prompt, output)| (ns - requests[0].0, prompt, output)).collect()
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(ProptestConfig::default().cases.div_ceil(4)))]
 
     #[test]
     fn an_azure_file_round_trips(requests in requests(), end in prop::sample::select(vec!["\n", "\r\n"])) {
-        let start_ns = requests[0].0;
         let line = |(ns, prompt, output): &(u64, u32, u32)| {
             let (minutes, seconds, part) = (ns / 60_000_000_000, ns / 1_000_000_000 % 60, ns % 1_000_000_000);
             format!("{end}2023-12-31 23:{minutes:02}:{seconds:02}.{part:09},{prompt},{output}")
         };
         let content = AZURE.trim_end().to_owned() + &requests.iter().map(line).collect::<String>();
-        let shifted: Vec<_> = requests.iter().map(|&(ns, p, o)| (ns - start_ns, p, o)).collect();
-        prop_assert_eq!(rows(content), shifted);
+        prop_assert_eq!(rows(content), from_first(&requests));
+    }
+
+    /// Whatever the order of the rows: the requests by time, the first at 0.
+    #[test]
+    fn a_shuffled_file_is_the_sorted_one(requests in requests(), order in any::<u64>()) {
+        let key = |at: usize| (at as u64 + 1).wrapping_mul(order | 1);
+        let mut shuffled: Vec<_> = requests.iter().enumerate().collect();
+        shuffled.sort_by_key(|&(at, _)| key(at));
+        let line = |&(_, (ns, prompt, output)): &(usize, &(u64, u32, u32))| {
+            format!("0,2,0,{},1,{prompt},{output}\n", *ns as f64 / 1e9)
+        };
+        let read = rows(SPLITWISE.to_owned() + &shuffled.iter().map(line).collect::<String>());
+        let times = |rows: &[(u64, u32, u32)]| rows.iter().map(|row| row.0).collect::<Vec<_>>();
+        let (mut found, mut expected) = (read.clone(), from_first(&requests));
+        prop_assert_eq!(times(&found), times(&expected));
+        found.sort_unstable();
+        expected.sort_unstable();
+        prop_assert_eq!(found, expected);
     }
 
     #[test]
@@ -360,7 +571,7 @@ proptest! {
             format!("0,2,0,{},1,{prompt},{output}\n", *ns as f64 / 1e9)
         };
         let content = SPLITWISE.to_owned() + &requests.iter().map(line).collect::<String>();
-        prop_assert_eq!(rows(content), requests);
+        prop_assert_eq!(rows(content), from_first(&requests));
     }
 
     #[test]
@@ -370,7 +581,7 @@ proptest! {
             format!(r#"{{"timestamp": {ms}, "input_length": {prompt}, "output_length": {output}, "hash_ids": [1]}}"#)
         };
         let content = requests.iter().map(line).collect::<Vec<_>>().join("\n");
-        prop_assert_eq!(rows(content), requests);
+        prop_assert_eq!(rows(content), from_first(&requests));
     }
 
     #[test]
@@ -378,5 +589,6 @@ proptest! {
         let _ = read(&content);
         let _ = read([AZURE.as_bytes(), &content].concat());
         let _ = read([b"{", &content[..]].concat());
+        let _ = read([b"[{", &content[..]].concat());
     }
 }

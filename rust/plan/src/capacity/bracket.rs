@@ -1,6 +1,9 @@
 //! One seed's search for the rate between what holds and what does not.
 
-/// Rates beyond this are not tried: no workload has so many arrivals.
+/// Rates beyond this for each GPU are not tried. No machine computes the shortest prompts at such a rate: objectives that
+/// hold there do not bind.
+const RATE_MAX_PER_GPU: f64 = 256.0;
+/// Of a cluster without GPUs to count.
 const RATE_MAX_RPS: f64 = 1e6;
 
 /// Which rates may be tried.
@@ -20,6 +23,8 @@ pub(super) struct Bracket {
     start_rps: f64,
     /// The lowest rate worth trying.
     floor_rps: f64,
+    /// The highest.
+    ceiling_rps: f64,
     holds: Option<f64>,
     fails: Option<f64>,
 }
@@ -27,10 +32,20 @@ pub(super) struct Bracket {
 impl Bracket {
     pub(super) fn new(rates: Rates, start_rps: f64, floor_rps: f64) -> Self {
         let Rates::Multiples { step_rps } = rates else {
-            return Self { rates, start_rps, floor_rps, holds: None, fails: None };
+            return Self { rates, start_rps, floor_rps, ceiling_rps: RATE_MAX_RPS, holds: None, fails: None };
         };
         let start_rps = (start_rps / step_rps).round().max(1.0) * step_rps;
-        Self { rates, start_rps, floor_rps: step_rps, holds: None, fails: None }
+        Self { rates, start_rps, floor_rps: step_rps, ceiling_rps: RATE_MAX_RPS, holds: None, fails: None }
+    }
+
+    /// For a cluster of so many GPUs. Where the search begins is tried in any case.
+    pub(super) fn of_gpus(self, gpus: u64) -> Self {
+        Self { ceiling_rps: RATE_MAX_PER_GPU * gpus as f64, ..self }
+    }
+
+    /// Whether all rates up to the highest that is tried hold.
+    pub(super) fn is_without_end(&self) -> bool {
+        self.next().is_none() && self.fails.is_none()
     }
 
     /// The rate found to hold; 0 if none was.
@@ -47,7 +62,7 @@ impl Bracket {
     pub(super) fn next(&self) -> Option<f64> {
         match (self.holds, self.fails) {
             (None, None) => Some(self.start_rps),
-            (Some(holds), None) => Some(2.0 * holds).filter(|&rate| rate <= RATE_MAX_RPS),
+            (Some(holds), None) => Some(2.0 * holds).filter(|&rate| rate <= self.ceiling_rps),
             (None, Some(fails)) => self.below(fails),
             (Some(holds), Some(fails)) => self.between(holds, fails),
         }
@@ -137,6 +152,16 @@ mod tests {
         assert_eq!((none.holds(), none.fails()), (0.0, Some(0.1)));
         let (all, _) = search(Bracket::new(any, 16.0, 0.1), f64::INFINITY);
         assert!(all.holds() > 5e5 && all.fails().is_none());
+    }
+
+    #[test]
+    fn a_search_without_end_is_given_up_at_a_rate_for_each_gpu() {
+        let any = Rates::Any { resolution: 0.01 };
+        let (all, tries) = search(Bracket::new(any, 16.0, 0.1).of_gpus(8), f64::INFINITY);
+        assert!(all.is_without_end() && all.fails().is_none());
+        assert_eq!((all.holds(), tries), (2048.0, 8));
+        let (edge, _) = search(Bracket::new(any, 16.0, 0.1).of_gpus(8), 20.0);
+        assert!(!edge.is_without_end());
     }
 
     #[test]

@@ -78,4 +78,6 @@ pub struct Capacity {
     pub slo: String,
     /// Runs made or taken from the cache.
     pub probes: u64,
+    /// What a reader should know of how the answer came about, each a sentence.
+    pub notes: Vec<String>,
 }

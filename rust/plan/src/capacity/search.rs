@@ -24,6 +24,7 @@ const SEEDS_MAX: u32 = 10_000;
 pub struct CapacitySearch {
     spec: CapacitySpec,
     gpus: u64,
+    notes: Vec<String>,
     seeds: Vec<Seed>,
     /// What was asked last: seeds by index, and rates.
     asked: Vec<(usize, f64)>,
@@ -66,9 +67,20 @@ impl CapacitySearch {
         };
         let bracket = Bracket::new(rates, START_RPS, floor_rps);
         let seed = Seed { bracket, failing: None, out_of_range_lookups: 0 };
-        let mut search =
-            Self { gpus: 0, seeds: vec![seed; spec.seeds as usize], asked: Vec::new(), probes: 0, spec };
-        search.gpus = scenario(&search.probe(0, START_RPS, false))?.gpus();
+        let mut search = Self {
+            gpus: 0,
+            notes: Vec::new(),
+            seeds: vec![seed; spec.seeds as usize],
+            asked: Vec::new(),
+            probes: 0,
+            spec,
+        };
+        let first = scenario(&search.probe(0, START_RPS, false))?;
+        search.gpus = first.gpus();
+        for seed in &mut search.seeds {
+            seed.bracket = seed.bracket.clone().of_gpus(search.gpus);
+        }
+        search.notes = first.notes().to_vec();
         Ok(search)
     }
 
@@ -94,7 +106,21 @@ impl CapacitySearch {
             seeds: self.seeds.iter().enumerate().map(seed_capacity).collect(),
             slo: self.spec.slo.name.clone(),
             probes: self.probes,
+            notes: self.notes(),
         }
+    }
+
+    fn notes(&self) -> Vec<String> {
+        let highest =
+            self.seeds.iter().filter(|seed| seed.bracket.is_without_end()).map(|seed| seed.bracket.holds());
+        let without_end = highest.reduce(f64::max).map(|rate_rps| {
+            let per_gpu = rate_rps / self.gpus as f64;
+            format!(
+                "the objectives are kept at every rate up to {rate_rps}/s, {per_gpu:.0}/s for each GPU, and none beyond is \
+                 tried: they do not bind, and the highest rate is not known"
+            )
+        });
+        self.notes.iter().cloned().chain(without_end).collect()
     }
 
     fn failing(&self) -> Vec<Failing> {

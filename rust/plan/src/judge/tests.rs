@@ -21,7 +21,12 @@ fn judged(options: &Options, slo: &SloSet, whole: bool) -> Verdict {
 }
 
 fn class(name: &str, trace: Option<&str>, limits: Vec<Limit>, attainments: Vec<Attainment>) -> ClassSlo {
-    let traffic = TrafficClass { name: name.into(), trace: trace.map(Into::into), share: 1.0 };
+    let traffic = TrafficClass {
+        name: name.into(),
+        trace: trace.map(Into::into),
+        share: 1.0,
+        ..TrafficClass::default()
+    };
     ClassSlo { traffic, limits, attainments }
 }
 
@@ -231,8 +236,18 @@ fn any_class() -> impl Strategy<Value = ClassSlo> {
 
 fn any_slo() -> impl Strategy<Value = SloSet> {
     let two = (any_class(), any_class()).prop_map(|(mut chat, mut code)| {
-        chat.traffic = TrafficClass { name: "chat".into(), trace: Some("azure-conv".into()), share: 3.0 };
-        code.traffic = TrafficClass { name: "code".into(), trace: Some("azure-code".into()), share: 1.0 };
+        chat.traffic = TrafficClass {
+            name: "chat".into(),
+            trace: Some("azure-conv".into()),
+            share: 3.0,
+            ..TrafficClass::default()
+        };
+        code.traffic = TrafficClass {
+            name: "code".into(),
+            trace: Some("azure-code".into()),
+            share: 1.0,
+            ..TrafficClass::default()
+        };
         set(vec![chat, code])
     });
     let splitwise = Just(()).prop_map(|()| SloSet::named("splitwise").unwrap());

@@ -15,8 +15,7 @@ type Value<'i> = Spanned<DeValue<'i>>;
 
 pub(super) fn read(path: &Path) -> Result<SloSet, SimError> {
     let file = path.display().to_string();
-    let text = std::fs::read_to_string(path)
-        .map_err(|error| SimError::Io { file: file.clone(), reason: error.to_string() })?;
+    let text = splitcore_sim::read_ordinary(path)?;
     let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
     parse(&text, &file, name)
 }
@@ -87,12 +86,27 @@ impl Reader<'_> {
         let missing = |field: &str| self.wrong(offset, field, "a value", "nothing");
         let name = field("name").ok_or_else(|| missing("class.name"))?;
         let share = field("share").ok_or_else(|| missing("class.share"))?;
+        let limit = |key: &str| {
+            field(key)
+                .map(|value| self.number(value, &format!("class.{key}"), "seconds above 0", is_limit))
+                .transpose()
+        };
         let traffic = TrafficClass {
             name: self.text(name, "class.name")?,
             trace: field("trace").map(|trace| self.text(trace, "class.trace")).transpose()?,
             share: self.number(share, "class.share", "a share above 0", is_limit)?,
+            priority: match field("priority") {
+                Some(priority) => {
+                    let is_whole = |value: f64| value.fract() == 0.0 && value.abs() <= f64::from(i32::MAX);
+                    self.number(priority, "class.priority", "a whole number", is_whole)? as i32
+                }
+                None => 0,
+            },
+            slo_ttft_s: limit("slo_ttft_s")?,
+            slo_tbt_s: limit("slo_tbt_s")?,
         };
-        let objectives = self.objectives(offset, "class.", &entries, &["name", "trace", "share"])?;
+        let beside = ["name", "trace", "share", "priority", "slo_ttft_s", "slo_tbt_s"];
+        let objectives = self.objectives(offset, "class.", &entries, &beside)?;
         Ok(ClassSlo { traffic, limits: objectives.limits, attainments: objectives.attainments })
     }
 

@@ -80,7 +80,7 @@ fn objectives_of_all_traffic() {
         "all attainment 100 % 1",
     ];
     assert_eq!(names(&set), expected, "as they stand in the file");
-    let traffic = TrafficClass { name: "all".into(), trace: None, share: 1.0 };
+    let traffic = TrafficClass { name: "all".into(), trace: None, share: 1.0, ..TrafficClass::default() };
     assert_eq!(set.classes[0].traffic, traffic);
     assert_eq!(set.classes[0].attainments[0].limits, [(Metric::TtftS, 0.4), (Metric::TpotS, 0.1)]);
 }
@@ -119,8 +119,22 @@ fn objectives_of_classes() {
         name: name.into(),
         trace: trace.map(Into::into),
         share,
+        ..TrafficClass::default()
     };
     assert_eq!(traffic, [class("chat", Some("azure-conv"), 7.0), class("code", None, 3.0)]);
+}
+
+#[test]
+fn a_class_has_a_priority_and_limits_on_what_is_let_in() {
+    let set =
+        parsed("[[class]]\nname = \"a\"\nshare = 1\npriority = -2\nslo_ttft_s = 0.5\nttft_s = { p90 = 1 }\n");
+    let traffic = set.unwrap().classes[0].traffic.clone();
+    assert_eq!((traffic.priority, traffic.slo_ttft_s, traffic.slo_tbt_s), (-2, Some(0.5), None));
+    for (key, told) in [("priority = 0.5", "class.priority"), ("slo_tbt_s = 0", "class.slo_tbt_s")] {
+        let text = format!("[[class]]\nname = \"a\"\nshare = 1\n{key}\nttft_s = {{ p90 = 1 }}\n");
+        let error = parsed(&text).unwrap_err();
+        assert!(error.contains(&format!(":4: {told}: expected")), "{error}");
+    }
 }
 
 #[test]
@@ -201,7 +215,7 @@ fn what_contradicts_is_told_with_its_line() {
         (
             "[[class]]\nname = \"a\"\nshare = 1\nrate = 1",
             format!(
-                "4: class.rate: expected one of name, trace, share, {metrics}, attainment, got an unknown key"
+                "4: class.rate: expected one of name, trace, share, priority, slo_ttft_s, slo_tbt_s, {metrics}, attainment, got an unknown key"
             ),
         ),
     ];

@@ -46,7 +46,7 @@ pub(crate) fn spec(
     designs: Vec<Design>,
     machines_max: u32,
 ) -> ProvisionSpec {
-    let traffic = TrafficClass { name: "all".into(), trace: None, share: 1.0 };
+    let traffic = TrafficClass { name: "all".into(), trace: None, share: 1.0, ..TrafficClass::default() };
     // Verdicts are made up: it only has to be there.
     let limit = Limit { metric: Metric::TtftSlowdown, percentile: 90.0, below: 3.0 };
     ProvisionSpec {

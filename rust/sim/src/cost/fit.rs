@@ -2,12 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::path::Path;
 
 use super::knots::{Knot, PiecewiseLinear};
 use super::measured::Measured;
 use super::measurements::{self, MachineKey, Row, input};
 use super::profile::{CHECKED_BATCH_REQUESTS, CHECKED_PROMPT_TOKENS, MachineProfile, MeasuredRange, Profile};
 use crate::SimError;
+use crate::files::read_ordinary;
 
 /// How well a fitted profile gives back the rows it came from.
 #[derive(Debug, Clone, PartialEq)]
@@ -60,8 +62,7 @@ pub struct DroppedKnot {
 /// # Errors
 /// [`SimError::Io`] when it cannot be read, otherwise as [`fit_text`].
 pub fn fit_file(path: &str) -> Result<(Profile, FitReport), SimError> {
-    let text = std::fs::read_to_string(path)
-        .map_err(|error| SimError::Io { file: path.to_owned(), reason: error.to_string() })?;
+    let text = read_ordinary(Path::new(path))?;
     fit_text(&text, path)
 }
 

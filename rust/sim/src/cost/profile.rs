@@ -1,10 +1,12 @@
 //! The project's own profile format: what was measured of each (model, hardware, tensor-parallel size).
 
+use std::path::Path;
 use std::sync::LazyLock;
 
 use super::knots::{Knot, PiecewiseLinear};
 use super::profile_toml;
 use crate::SimError;
+use crate::files::read_ordinary;
 use crate::machines::{MachineKind, Model, no_measurement};
 
 /// Decodes in one pass up to which no time may extrapolate to zero or below.
@@ -100,8 +102,7 @@ impl Profile {
     /// # Errors
     /// [`SimError::Io`] when it cannot be read, [`SimError::Input`] with the line when it makes no sense.
     pub fn load(path: &str) -> Result<Self, SimError> {
-        let text = std::fs::read_to_string(path)
-            .map_err(|error| SimError::Io { file: path.to_owned(), reason: error.to_string() })?;
+        let text = read_ordinary(Path::new(path))?;
         Self::from_toml(&text, path)
     }
 

@@ -1,11 +1,14 @@
 //! A user's machine types as TOML text.
 
+use std::path::Path;
+
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use super::machine_type::{Hardware, MachineType};
 use super::{one_of, quoted};
 use crate::SimError;
+use crate::files::read_ordinary;
 
 /// Every key of a machine.
 const KEYS: [&str; 11] = [
@@ -42,8 +45,7 @@ const KEYS: [&str; 11] = [
 /// # Errors
 /// [`SimError::Io`] when it cannot be read, otherwise as [`machine_types_from_toml`].
 pub fn read_machine_types(path: &str) -> Result<Vec<MachineType>, SimError> {
-    let text = std::fs::read_to_string(path)
-        .map_err(|error| SimError::Io { file: path.to_owned(), reason: error.to_string() })?;
+    let text = read_ordinary(Path::new(path))?;
     machine_types_from_toml(&text, path)
 }
 

@@ -31,16 +31,21 @@ pub struct AdmissionReport {
 }
 
 impl AdmissionReport {
-    /// Counts rows against the limits.
+    /// Counts rows against the limits of their classes, which `class_of` tells by their place.
     pub fn new(
         rule: &str,
-        limits: AdmissionLimits,
+        limits: &[AdmissionLimits],
+        class_of: impl Fn(usize) -> usize,
         rows: &[RequestRow],
         rejected: BTreeMap<&'static str, u64>,
     ) -> Self {
         let seconds = |limit: Option<u64>| limit.map(|ns| ns as f64 / 1e9);
-        let kept = || rows.iter().filter(|row| limits.are_kept_by(row)).count() as f64;
-        let is_measured = limits != AdmissionLimits::default() && !rows.is_empty();
+        let keeps = |&(at, row): &(usize, &RequestRow)| limits[class_of(at)].are_kept_by(row);
+        let kept = || rows.iter().enumerate().filter(keeps).count() as f64;
+        let is_measured =
+            limits.iter().any(|limits| *limits != AdmissionLimits::default()) && !rows.is_empty();
+        // Of several classes each has its own, which the report of the classes tells.
+        let limits = if let [limits] = limits { *limits } else { AdmissionLimits::default() };
         Self {
             rule: rule.to_string(),
             slo_ttft_s: seconds(limits.ttft_ns),
@@ -96,11 +101,11 @@ mod tests {
     #[test]
     fn attainment_is_over_all_submitted() {
         let rows = [ROW, RequestRow { outcome: Outcome::Rejected, ..ROW }];
-        let report = |limits| AdmissionReport::new("early", limits, &rows, BTreeMap::new());
+        let report = |limits| AdmissionReport::new("early", &[limits], |_| 0, &rows, BTreeMap::new());
         assert_eq!(report(limits(Some(200), Some(100))).attainment, Some(0.5));
         assert_eq!(report(limits(None, None)).attainment, None);
         assert_eq!(
-            AdmissionReport::new("early", limits(Some(1), None), &[], BTreeMap::new()).attainment,
+            AdmissionReport::new("early", &[limits(Some(1), None)], |_| 0, &[], BTreeMap::new()).attainment,
             None
         );
     }

@@ -4,6 +4,7 @@
 //! infinitely slow. Infinities and missing values become null in JSON and empty cells in CSV.
 
 mod admission;
+mod classes;
 mod digest;
 mod faults;
 mod files;
@@ -17,6 +18,7 @@ mod tally;
 mod timeline;
 
 pub use admission::{AdmissionLimits, AdmissionReport};
+pub use classes::ClassReport;
 pub use digest::Digest;
 pub use faults::{FaultReport, FaultTally, RecoveryReport};
 pub use files::{write_requests_csv, write_summary_json};

@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use super::admission::AdmissionReport;
+use super::classes::ClassReport;
 use super::faults::FaultReport;
 use super::gaps::{GapHistogram, GapQuantiles};
 use super::quantiles::{Quantiles, finite};
@@ -56,6 +57,8 @@ pub struct RunFacts {
     pub model: String,
     /// Name of the workload or trace file.
     pub trace: String,
+    /// What was done with its files that a reader should know, each a sentence.
+    pub notes: Vec<String>,
     /// How KV caches were to move.
     pub transfer_mode: String,
     /// Seed of the workload.
@@ -110,6 +113,9 @@ pub struct Summary {
     pub transfer: TransferReport,
     /// Who was turned away, and why.
     pub admission: AdmissionReport,
+    /// Class by class; absent where there is one kind of traffic.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub classes: Vec<ClassReport>,
     /// Every gap between two tokens.
     pub gaps_s: GapQuantiles,
     /// Moves between pools.
@@ -129,6 +135,8 @@ pub struct Summary {
     pub model: String,
     /// Name of the workload or trace file.
     pub trace: String,
+    /// What was done with its files that a reader should know, each a sentence.
+    pub notes: Vec<String>,
     /// How KV caches were to move.
     pub transfer_mode: String,
     /// Mean arrivals a second, (n - 1) / (last - first); null where all come at once.
@@ -164,6 +172,7 @@ impl Summary {
             slo: SloReport::of(rows, tbt_rule, inputs.limits, inputs.reference),
             transfer: inputs.transfers.report(),
             admission: facts.admission,
+            classes: Vec::new(),
             gaps_s: inputs.gaps.quantiles(),
             pools: inputs.pools,
             faults: None,
@@ -173,6 +182,7 @@ impl Summary {
             policy: facts.policy,
             model: facts.model,
             trace: facts.trace,
+            notes: facts.notes,
             transfer_mode: facts.transfer_mode,
             rate_rps: rate_rps(rows),
             seed: facts.seed,
@@ -210,7 +220,7 @@ fn rate_rps(rows: &[RequestRow]) -> f64 {
 }
 
 /// Quantiles in seconds of times in nanoseconds.
-fn in_seconds(times_ns: impl Iterator<Item = f64>) -> Quantiles {
+pub(super) fn in_seconds(times_ns: impl Iterator<Item = f64>) -> Quantiles {
     let mut seconds: Vec<f64> = times_ns.map(|time_ns| time_ns / 1e9).collect();
     Quantiles::of(&mut seconds)
 }

@@ -1,15 +1,18 @@
 //! Several kinds of traffic at once, each with lengths of its own and a share of the rate.
 
+use std::path::Path;
+
 use serde::{Deserialize, Serialize};
 
 use super::{Source, TraceRequest, Workload, WorkloadSpec};
 use crate::SimError;
+use crate::files::read_ordinary;
 
 /// Classes at most: what fits the class of a request.
 const CLASSES_MAX: usize = 1 << 12;
 
 /// One kind of traffic.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TrafficClass {
     /// For reports.
@@ -19,6 +22,41 @@ pub struct TrafficClass {
     pub trace: Option<String>,
     /// Its part of the rate, in any unit: shares of 3 and 1 are 75 % and 25 %.
     pub share: f64,
+    /// Of its requests: where accepted ones wait, the higher goes first.
+    #[serde(default)]
+    pub priority: i32,
+    /// Limit on the time to the first token that its arrivals are held against; the run's unless said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slo_ttft_s: Option<f64>,
+    /// Likewise on the time between tokens.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slo_tbt_s: Option<f64>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ClassesFile {
+    class: Vec<TrafficClass>,
+}
+
+/// Reads a TOML file of classes, a `[[class]]` for each.
+///
+/// # Errors
+/// [`SimError::Input`] with file and line.
+pub fn read_classes(path: &str) -> Result<Vec<TrafficClass>, SimError> {
+    let text = read_ordinary(Path::new(path))?;
+    let read = toml::from_str::<ClassesFile>(&text).map_err(|error| {
+        let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or("");
+        SimError::Input {
+            file: path.to_owned(),
+            line: 1 + before.matches('\n').count() as u64,
+            field: "class".to_owned(),
+            expected: "[[class]] with name, share and, if need be, trace, priority, slo_ttft_s and slo_tbt_s"
+                .to_owned(),
+            got: error.message().trim().to_owned(),
+        }
+    })?;
+    Ok(read.class)
 }
 
 /// Makes each class on its own and merges them by arrival; at equal times the earlier class comes first.
@@ -44,6 +82,7 @@ pub fn mixed(spec: &WorkloadSpec, classes: &[TrafficClass]) -> Result<Workload, 
     }
     let all: f64 = classes.iter().map(|class| class.share).sum();
     let mut tagged: Vec<(u16, TraceRequest)> = Vec::new();
+    let mut notes = Vec::new();
     for (at, class) in (0_u16..).zip(classes) {
         let source = class.trace.as_deref().map_or_else(|| spec.source.clone(), Source::from);
         let own = WorkloadSpec {
@@ -52,7 +91,9 @@ pub fn mixed(spec: &WorkloadSpec, classes: &[TrafficClass]) -> Result<Workload, 
             seed: class_seed(spec.seed, at),
             ..spec.clone()
         };
-        tagged.extend(own.build()?.requests.into_iter().map(|request| (at, request)));
+        let Workload { requests, notes: told, .. } = own.build()?;
+        tagged.extend(requests.into_iter().map(|request| (at, request)));
+        notes.extend(told.into_iter().filter(|note| !notes.contains(note)).collect::<Vec<_>>());
     }
     tagged.sort_by_key(|&(at, request)| (request.arrival_ns, at));
     tagged.truncate(spec.requests.unwrap_or(usize::MAX));
@@ -61,6 +102,7 @@ pub fn mixed(spec: &WorkloadSpec, classes: &[TrafficClass]) -> Result<Workload, 
         name: names.join("+"),
         classes: tagged.iter().map(|&(at, _)| at).collect(),
         requests: tagged.into_iter().map(|(_, request)| request).collect(),
+        notes,
     })
 }
 
@@ -74,7 +116,7 @@ mod tests {
     use super::*;
 
     fn class(name: &str, trace: &str, share: f64) -> TrafficClass {
-        TrafficClass { name: name.into(), trace: Some(trace.into()), share }
+        TrafficClass { name: name.into(), trace: Some(trace.into()), share, ..TrafficClass::default() }
     }
 
     fn spec() -> WorkloadSpec {

@@ -12,11 +12,11 @@ mod sizes;
 mod spec;
 mod trace;
 
-pub use classes::{TrafficClass, mixed};
+pub use classes::{TrafficClass, mixed, read_classes};
 pub(crate) use draws::Draws;
 pub use size_table::SizeTable;
 pub use spec::{Arrivals, Sampling, Source, WorkloadSpec};
-pub use trace::read_trace;
+pub use trace::{InvalidRows, LaterTurns, Reading, TraceFile, read_trace};
 
 /// Most requests that one generated workload may hold (1.6 GB of them).
 pub const REQUESTS_MAX: usize = 100_000_000;
@@ -47,4 +47,6 @@ pub struct Workload {
     pub requests: Vec<TraceRequest>,
     /// The class of each request; empty where there is one class.
     pub classes: Vec<u16>,
+    /// What was done with its files that a reader should know, each a sentence.
+    pub notes: Vec<String>,
 }

@@ -8,7 +8,9 @@ use std::str::FromStr;
 use super::arrivals::{self, Gaps};
 use super::draws::Streams;
 use super::sizes::Sizes;
-use super::{ARRIVAL_MAX_NS, REQUESTS_MAX, SizeTable, TraceRequest, Workload, read_trace};
+use super::{
+    ARRIVAL_MAX_NS, REQUESTS_MAX, Reading, SizeTable, TraceFile, TraceRequest, Workload, read_trace,
+};
 use crate::SimError;
 
 /// Length of a generated workload when neither a duration nor a number of requests is given.
@@ -145,6 +147,8 @@ pub struct WorkloadSpec {
     pub seed: u64,
     /// Stop after this many requests.
     pub requests: Option<usize>,
+    /// How what a file leaves open is read.
+    pub reading: Reading,
 }
 
 impl Default for WorkloadSpec {
@@ -158,6 +162,7 @@ impl Default for WorkloadSpec {
             sampling: Sampling::Joint,
             seed: 0,
             requests: None,
+            reading: Reading::default(),
         }
     }
 }
@@ -171,11 +176,16 @@ impl WorkloadSpec {
     /// workload without a single request.
     pub fn build(&self) -> Result<Workload, SimError> {
         self.check()?;
+        let mut notes = Vec::new();
         let requests = match (&self.source, self.arrivals) {
-            (Source::File(path), None | Some(Arrivals::Trace)) => self.replay(read_trace(path)?)?,
+            (Source::File(path), None | Some(Arrivals::Trace)) => {
+                self.replay(read_trace(path, &self.reading)?, &mut notes)?
+            }
             (Source::File(path), Some(arrivals)) => {
                 let gaps = self.gaps(arrivals)?;
-                let rows = read_trace(path)?.iter().map(|r| (r.prompt_tokens, r.output_tokens)).collect();
+                let file = read_trace(path, &self.reading)?;
+                notes = file.notes;
+                let rows = file.requests.iter().map(|r| (r.prompt_tokens, r.output_tokens)).collect();
                 self.generate(gaps, &Sizes::Rows(rows))?
             }
             (Source::AzureConv, arrivals) => self.generate_built_in(arrivals, AZURE_CONV)?,
@@ -185,7 +195,7 @@ impl WorkloadSpec {
             let got = self.duration_s.unwrap_or(DURATION_DEFAULT_S);
             return Err(SimError::config("duration_s", "seconds that hold at least one arrival", got));
         }
-        Ok(Workload { name: self.name(), requests, classes: Vec::new() })
+        Ok(Workload { name: self.name(), requests, classes: Vec::new(), notes })
     }
 
     /// What can be wrong whatever the source.
@@ -217,15 +227,38 @@ impl WorkloadSpec {
     }
 
     /// A file's own requests: first stretched, then cut.
-    fn replay(&self, mut requests: Vec<TraceRequest>) -> Result<Vec<TraceRequest>, SimError> {
+    fn replay(&self, file: TraceFile, notes: &mut Vec<String>) -> Result<Vec<TraceRequest>, SimError> {
+        let TraceFile { mut requests, has_times, notes: told } = file;
+        notes.extend(told);
+        if !has_times {
+            let expected = format!(
+                "poisson or bursty beside a rate, as {} does not say when requests arrive",
+                self.name()
+            );
+            return Err(SimError::config("arrivals", expected, self.arrivals.map_or("none", |_| "trace")));
+        }
         if let Some(rate) = self.rate_rps {
             arrivals::rescale(&mut requests, rate)?;
         }
+        let all = requests.len();
         if let Some(end_ns) = self.duration_s.map(whole_ns) {
             requests.truncate(requests.partition_point(|request| request.arrival_ns < end_ns));
         }
         requests.truncate(self.requests.unwrap_or(usize::MAX));
+        notes.extend(self.rate_of_part(all, &requests));
         Ok(requests)
+    }
+
+    /// A part of a file that was stretched as a whole has another rate than was asked for: it is told.
+    fn rate_of_part(&self, all: usize, part: &[TraceRequest]) -> Option<String> {
+        let rate_rps = self.rate_rps.filter(|_| part.len() < all && part.len() > 1)?;
+        let span_ns = part.last()?.arrival_ns.checked_sub(part.first()?.arrival_ns)?;
+        let part_rps = (part.len() - 1) as f64 * 1e9 / span_ns as f64;
+        Some(format!(
+            "{}: the whole of {all} requests is stretched to {rate_rps}/s; the first {}, which run, come at {part_rps:.3}/s",
+            self.name(),
+            part.len()
+        ))
     }
 
     fn generate_built_in(

@@ -7,6 +7,7 @@ use splitcore_core::placement::Placement;
 
 use super::crashes::Crashes;
 use super::flow_line::{FlowLine, TimedPass};
+use super::watchdog::Watchdog;
 use super::{Event, World};
 use crate::SimError;
 use crate::cost::{Pass, PassCost};
@@ -64,6 +65,11 @@ impl Decoding {
 }
 
 impl Engine {
+    /// Whether a pass is in flight.
+    pub(super) fn is_busy(&self) -> bool {
+        self.line.passes().next().is_some()
+    }
+
     pub(super) fn new(machine: &MachineSetup) -> Self {
         Self {
             line: FlowLine::new(machine.config.pipeline_stages),
@@ -191,6 +197,7 @@ impl Stream {
 /// Where tokens that are made one by one are told.
 struct Teller<'a, O> {
     gaps: &'a mut GapHistogram,
+    watchdog: &'a mut Watchdog,
     observer: &'a mut O,
 }
 
@@ -202,6 +209,7 @@ impl<O: Observer> Teller<'_, O> {
             self.gaps.record(gap_ns);
         }
         if is_new {
+            self.watchdog.go_on();
             self.observer.token(now_ns, request.0, stream.left);
             if let Some(crashes) = crashes.filter(|_| was_behind) {
                 crashes.caught_up(now_ns, request.0 as u32);
@@ -286,6 +294,10 @@ impl<O: Observer> World<O> {
         }
         let plan = self.machines[at].oldest_plan();
         let engine = &mut self.engines[at];
+        self.watchdog.pass();
+        if !engine.batch.is_empty() {
+            self.watchdog.go_on();
+        }
         let before = ended.len();
         for prefill in plan.prefills.iter().filter(|prefill| prefill.samples) {
             let stream = &mut self.streams[prefill.key.request.0 as usize];
@@ -293,7 +305,8 @@ impl<O: Observer> World<O> {
                 // Given up while the pass ran; its token goes nowhere.
                 continue;
             }
-            let mut teller = Teller { gaps: &mut self.gaps, observer: &mut self.observer };
+            let mut teller =
+                Teller { gaps: &mut self.gaps, watchdog: &mut self.watchdog, observer: &mut self.observer };
             teller.emit(self.now_ns, prefill.key.request, stream, self.crashes.as_deref_mut());
             if stream.left == 0 {
                 ended.push(stream.finish(prefill.key.request.0 as u32));
@@ -308,7 +321,8 @@ impl<O: Observer> World<O> {
             ended.push(self.streams[decoding.request as usize].finish(decoding.request));
         });
         if !engine.behind.is_empty() {
-            let mut teller = Teller { gaps: &mut self.gaps, observer: &mut self.observer };
+            let mut teller =
+                Teller { gaps: &mut self.gaps, watchdog: &mut self.watchdog, observer: &mut self.observer };
             let crashes = self.crashes.as_deref_mut();
             engine.decode_behind(self.now_ns, &mut self.streams, &mut teller, crashes, ended);
         }

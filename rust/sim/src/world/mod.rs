@@ -11,10 +11,12 @@ mod flow_line;
 mod messages;
 mod outages;
 mod transfers;
+mod watchdog;
 
 use std::collections::BTreeMap;
 
 use splitcore_core::cluster::Cluster;
+use splitcore_core::config::{MachineConfig, SECOND_NS};
 use splitcore_core::error::Rejection;
 use splitcore_core::event::{
     Arrival, ClusterAction, ClusterEvent, Join, MachineAction, MachineEvent, Outcome as CoreOutcome,
@@ -38,6 +40,10 @@ use crashes::Crashes;
 use engine::{Engine, Stream};
 use messages::{Message, Messages};
 use transfers::Transfers;
+use watchdog::{EVENTS_PER_LOOK, Standing, Watchdog};
+
+/// Messages that follow one another in a handoff, and more.
+const MESSAGES_OF_A_HANDOFF: u64 = 16;
 
 /// What happens next. Small, because the heap moves it around; messages lie beside it.
 #[derive(Debug, Clone, Copy)]
@@ -85,6 +91,8 @@ pub(crate) struct World<O> {
     requests: Vec<TraceRequest>,
     /// The class of each; empty where there is one.
     classes: Vec<u16>,
+    /// Of the requests of each class.
+    priorities: Vec<i32>,
     streams: Vec<Stream>,
     next_arrival: usize,
     machine_tick_armed: Vec<Option<u64>>,
@@ -107,6 +115,7 @@ pub(crate) struct World<O> {
     /// Arrivals turned away, by reason.
     pub(crate) rejections: BTreeMap<&'static str, u64>,
     check: bool,
+    watchdog: Watchdog,
     observer: O,
 }
 
@@ -138,6 +147,7 @@ impl<O: Observer> World<O> {
             streams: setup.workload.requests.iter().map(Stream::new).collect(),
             requests: setup.workload.requests.clone(),
             classes: setup.workload.classes.clone(),
+            priorities: setup.priorities.clone(),
             next_arrival: 0,
             machine_tick_armed: vec![None; count],
             cluster_tick_armed: None,
@@ -155,6 +165,7 @@ impl<O: Observer> World<O> {
             last_end_ns: 0,
             rejections: BTreeMap::new(),
             check: setup.check,
+            watchdog: Watchdog::new(longest_ns(setup)),
             machines,
             observer,
         };
@@ -222,6 +233,7 @@ impl<O: Observer> World<O> {
         let id = self.next_arrival as u64;
         let request = self.requests[self.next_arrival];
         self.next_arrival += 1;
+        self.watchdog.go_on();
         self.log(3, request.prompt_tokens, id);
         if self.is_shut() {
             // It waits at the gateway.
@@ -234,7 +246,8 @@ impl<O: Observer> World<O> {
     fn arrival(&self, at: usize, given: u32) -> Arrival {
         let TraceRequest { prompt_tokens, output_tokens, .. } = self.requests[at];
         let class = self.classes.get(at).map_or(0, |&class| class.into());
-        Arrival { class, ..Arrival::new(at as u64, prompt_tokens + given, output_tokens - given) }
+        let priority = self.priorities[class as usize];
+        Arrival { class, priority, ..Arrival::new(at as u64, prompt_tokens + given, output_tokens - given) }
     }
 
     fn deliver(&mut self, at: u32) -> Result<(), SimError> {
@@ -397,11 +410,29 @@ impl<O: Observer> World<O> {
         self.observer.ended(self.now_ns, id, outcome);
         self.ended += 1;
         self.last_end_ns = self.last_end_ns.max(self.now_ns);
+        self.watchdog.go_on();
     }
 
     /// Requests that have arrived and are not over.
     pub(crate) fn pending(&self) -> usize {
         self.next_arrival - self.ended
+    }
+
+    /// In which way the run goes in circles, if it does. Cheap enough to ask after every event.
+    pub(crate) fn circle(&mut self) -> Option<String> {
+        if !self.events.is_multiple_of(EVENTS_PER_LOOK) {
+            return None;
+        }
+        let standing = Standing {
+            now_ns: self.now_ns,
+            is_busy: self.links.active() > 0 || self.engines.iter().any(Engine::is_busy),
+            pending: self.pending() as u64,
+            machines: self.machines.len() as u64,
+        };
+        let streams = self.streams[..self.next_arrival].iter().zip(&self.requests);
+        let pending = streams.filter(|(stream, _)| stream.outcome == Outcome::Unfinished);
+        let tokens = || pending.map(|(_, request)| u64::from(request.output_tokens)).sum();
+        self.watchdog.look(standing, tokens)
     }
 
     /// Whether whoever watches wants to see no more.
@@ -437,6 +468,33 @@ impl<O: Observer> World<O> {
     }
 }
 
+/// All that a request may wait for without a pass or a transfer, one after the other.
+fn longest_ns(setup: &Setup) -> u64 {
+    let cluster = &setup.cluster;
+    let mut waits = vec![
+        SECOND_NS,
+        cluster.mixed_hold_ns,
+        cluster.priority_ageing_ns.unwrap_or(0),
+        cluster.retry_interval_ns,
+        cluster.park_limit_ns,
+        cluster.rejoin_limit_ns,
+        cluster.grace_ns,
+        cluster.lease_ns.unwrap_or(0),
+        setup.message_delay_ns.saturating_mul(MESSAGES_OF_A_HANDOFF),
+    ];
+    if let Some(faults) = &setup.faults {
+        waits.extend([faults.repair_ns, faults.restart_ns, faults.grace_ns]);
+    }
+    let machine = setup.machines.iter().map(|machine| {
+        let MachineConfig { report_interval_ns, park_limit_ns, transfer_limit_ns, orphan_limit_ns, .. } =
+            machine.config;
+        let limits = [transfer_limit_ns, orphan_limit_ns].map(|limit| limit.unwrap_or(0));
+        report_interval_ns.saturating_add(park_limit_ns).saturating_add(limits[0]).saturating_add(limits[1])
+    });
+    waits.push(machine.max().unwrap_or(0));
+    waits.into_iter().fold(0, u64::saturating_add)
+}
+
 /// The Cluster with all machines in it, and how each of them joined.
 fn joined(setup: &Setup) -> Result<(Cluster, Vec<Machine>, Vec<Join>), SimError> {
     let mut cluster = Cluster::new(setup.cluster).map_err(|error| internal(&error))?;
@@ -459,8 +517,7 @@ fn joined(setup: &Setup) -> Result<(Cluster, Vec<Machine>, Vec<Join>), SimError>
         machines.push(made);
         joins.push(join);
     }
-    if let Some(slo) = setup.limits.slo() {
-        let limits = ClusterEvent::SetSlo { class: 0, slo: Some(slo) };
+    for limits in setup.slos() {
         let _ = cluster.handle(Time::ZERO, &limits, &mut actions).map_err(|error| internal(&error))?;
     }
     Ok((cluster, machines, joins))

@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use splitcore_core::cluster::Cluster;
 use splitcore_core::config::{ClusterConfig, SECOND_NS};
-use splitcore_core::event::{ClusterEvent, MachineEvent, Registration, Slo};
+use splitcore_core::event::{ClusterEvent, MachineEvent, Registration};
 use splitcore_core::id::{Attempt, Epoch, LegKey, RequestId};
 use splitcore_core::leg::Notice;
 use splitcore_core::machine::Machine;
@@ -43,7 +43,7 @@ enum Stage {
 pub(super) struct Outage {
     restart_ns: u64,
     grace_ns: u64,
-    slo: Option<Slo>,
+    slos: Vec<ClusterEvent>,
     stage: Stage,
     /// The gateway will submit again what was turned away and must not be.
     resubmits: bool,
@@ -68,7 +68,7 @@ impl Outage {
                 // Nothing is to be heard from machines but that they are there.
                 Recovery::Restart => setup.message_delay_ns.max(1),
             },
-            slo: setup.limits.slo(),
+            slos: setup.slos().collect(),
             stage: Stage::Open,
             resubmits: false,
             is_out_of_order: false,
@@ -185,14 +185,14 @@ impl<O: Observer> World<O> {
         let Some(crashes) = &mut self.crashes else { return Ok(()) };
         crashes.outage.stage = Stage::Grace;
         crashes.outage.met.clear();
-        let slo = crashes.outage.slo;
+        let slos = crashes.outage.slos.clone();
         for machine in 0..self.machines.len() as u32 {
             if self.is_up(machine) {
                 self.send_registration(machine);
             }
         }
-        if slo.is_some() {
-            self.tell_cluster(&ClusterEvent::SetSlo { class: 0, slo })?;
+        for slo in &slos {
+            self.tell_cluster(slo)?;
         }
         // Its grace time begins, whoever registers.
         self.tell_cluster(&ClusterEvent::Tick)

@@ -93,6 +93,7 @@ impl<O: Observer> World<O> {
             stopped: false,
         });
         self.streams[put.key.request.0 as usize].transfer = Some(at);
+        self.watchdog.transfer();
         self.log(8, from, put.key.request.0);
     }
 

@@ -19,6 +19,11 @@ impl<R: BufRead> Lines<R> {
         Self { input, number: 0, line: Vec::new(), given: 0 }
     }
 
+    /// The current line, and what has not been read.
+    pub(super) fn into_parts(self) -> (Vec<u8>, R) {
+        (self.line, self.input)
+    }
+
     /// Line number from 1; 0 before the first.
     pub(super) fn number(&self) -> u64 {
         self.number
