@@ -50,7 +50,8 @@ def run(worker: Worker, engine: Runs, stopping: Callable[[], bool] = lambda: Fal
         stopping: Whether to end; asked between passes.
 
     Returns:
-        How it ended and why: ``"stopped"``, ``"given-up"`` by its daemon (then it may begin anew), or ``"failed"``.
+        How it ended and why: ``"stopped"``, ``"given-up"`` by its daemon (then it may begin anew), ``"refused"`` by it
+        for good, or ``"failed"``.
 
     Raises:
         Exception: What the engine raises. The daemon has been told, and what was here runs elsewhere.

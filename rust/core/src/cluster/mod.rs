@@ -342,6 +342,11 @@ impl Cluster {
         self.requests.find(request).map(|slot| self.requests.get(slot).attempt)
     }
 
+    /// Whether a machine has a leg of a live attempt now, or the word of it is on its way there.
+    pub fn runs(&self, key: LegKey, machine: MachineId) -> bool {
+        self.requests.find_key(key).is_some_and(|slot| self.requests.get(slot).is_run_by(machine))
+    }
+
     /// Output tokens that the client of a live request has, all attempts together.
     pub fn delivered(&self, request: RequestId) -> Option<u32> {
         self.requests.find(request).map(|slot| self.requests.get(slot).delivered)
