@@ -39,6 +39,7 @@ impl Puppet {
             model: MODEL.to_owned(),
             layout: layout(),
             blocks: 100,
+            context: None,
             peer: String::new(),
             transfer: String::new(),
             key: Key::default(),
