@@ -14,7 +14,7 @@ from pathlib import Path
 from simulation import SIZES_CSV
 
 GROWTH_MAX = 0.03
-# What recovery from failures may cost where nothing fails, over the last version that handled none (commit e7849ff). All
+# What recovery from failures may cost where nothing fails, over the last version that handled none (e7849ff). All
 # that has come since then counts, admission and pipelines too, so a miss is shown and fails nothing.
 RECOVERY_MAX = 0.05
 TRACE_ROWS = 10_000
