@@ -9,6 +9,7 @@ use std::sync::Once;
 
 use splitcore_core::leg::LegState;
 
+use crate::embedder::Embedder;
 use crate::failures::Failure;
 use crate::setup::Setup;
 use crate::world::{Counters, Outcomes, Tail, World};
@@ -66,7 +67,7 @@ pub fn run(seed: u64) -> Result<Run, Failed> {
 /// # Errors
 /// [`Failed`] with the first invariant that does not hold.
 pub fn run_setup(setup: &Setup) -> Result<Run, Failed> {
-    match quietly(|| World::new(setup.clone()).run()) {
+    match quietly(|| outcomes(setup, None)) {
         Ok(out) => {
             let Outcomes { events, faults, digest, hits, counters, .. } = out;
             Ok(Run { events, faults, digest, hits, counters })
@@ -78,10 +79,23 @@ pub fn run_setup(setup: &Setup) -> Result<Run, Failed> {
     }
 }
 
+/// Runs the kind of world that a setup asks for, and keeps so many of its last events as text.
+fn outcomes(setup: &Setup, tail: Option<(Tail, usize)>) -> Outcomes {
+    let setup = setup.clone();
+    match (setup.embedding, tail) {
+        (Some(embedding), None) => Embedder::new(setup, embedding).run(),
+        (Some(embedding), Some((tail, lines))) => {
+            Embedder::new(setup, embedding).with_tail(tail, lines).run()
+        }
+        (None, None) => World::new(setup).run(),
+        (None, Some((tail, lines))) => World::new(setup).with_tail(tail, lines).run(),
+    }
+}
+
 /// The last events of a world, as text, however it ends.
 pub fn trace(setup: &Setup, lines: usize) -> Vec<String> {
     let tail: Tail = Rc::new(RefCell::new(VecDeque::new()));
-    let _ = quietly(|| World::new(setup.clone()).with_tail(Rc::clone(&tail), lines).run());
+    let _ = quietly(|| outcomes(setup, Some((Rc::clone(&tail), lines))));
     let lines = std::mem::take(&mut *tail.borrow_mut());
     lines.into()
 }

@@ -7,6 +7,7 @@ use splitcore_core::cost::{CostKnot, CostPoints, CostTable};
 use splitcore_core::event::{Link, Role, Slo};
 use splitcore_core::placement::Reserve;
 
+use crate::embedder::Embedding;
 use crate::faults::{self, Fault};
 use crate::rng::Rng;
 
@@ -65,6 +66,8 @@ pub struct Setup {
     pub grace_ns: u64,
     /// Limits of the first classes.
     pub slos: [Option<Slo>; 2],
+    /// Where there is one, an embedder carries placements out, and the machines are its own.
+    pub embedding: Option<Embedding>,
     /// The machines.
     pub machines: Vec<MachineSetup>,
     /// The clients.
@@ -129,6 +132,7 @@ impl Setup {
                 let slo = Slo { ttft_ns: rng.within(200, 40_000), tbt_ns: rng.within(20, 2_000) };
                 rng.chance(500).then_some(slo)
             }),
+            embedding: None,
             machines,
             clients,
             heals_at_event: expected + rng.below(500),
@@ -159,6 +163,13 @@ impl Setup {
                 machine.config.prefill_chunk_tokens = chunk.map(|chunk: u32| chunk.min(most));
             }
         }
+        // Real outputs often end at their cap, which is the only end that the Cluster can foresee.
+        if rng.chance(300) {
+            for client in &mut setup.clients {
+                client.output_tokens = client.max_new_tokens;
+            }
+        }
+        setup.embedding = rng.chance(100).then(|| Embedding::random(&mut rng));
         setup
     }
 

@@ -35,7 +35,7 @@ use clients::Submitted;
 use engine::Context;
 use hosts::Host;
 use links::Message;
-use record::Digest;
+pub(crate) use record::Digest;
 pub use record::{Counters, Line, Outcomes, Tail, Watch};
 use transport::Transfer;
 

@@ -150,10 +150,10 @@ pub struct Outcomes {
 
 /// FNV-1a over the text of the actions: nothing of a platform is in it.
 #[derive(Debug)]
-pub(super) struct Digest(u64);
+pub(crate) struct Digest(u64);
 
 impl Digest {
-    pub(super) fn value(&self) -> u64 {
+    pub(crate) fn value(&self) -> u64 {
         self.0
     }
 }

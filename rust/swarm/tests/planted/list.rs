@@ -349,4 +349,25 @@ pub(crate) const BUGS: &[Bug] = &[
         wrong: "            }\n",
         what: "where a machine that knew a request is lost, no other is asked to keep it",
     },
+    Bug {
+        name: "renewed-in-vain",
+        file: "cluster/retry.rs",
+        right: "let due = self.now.after(lease_ns);",
+        wrong: "let due = self.requests.get(slot).lease_due.unwrap_or(self.now.after(lease_ns));",
+        what: "a lease runs out although somebody renews it",
+    },
+    Bug {
+        name: "source-never-free",
+        file: "cluster/facts.rs",
+        right: "if request.legs[1].is_some() && request.legs[0].is_some() {",
+        wrong: "if request.legs[1].is_some() && request.legs[0].is_some() && tokens > 8 {",
+        what: "an embedder's source stays booked when its destination decodes",
+    },
+    Bug {
+        name: "embedder-progress-of-any-attempt",
+        file: "cluster/facts.rs",
+        right: "let Some(slot) = self.requests.find_key(key) else { return self.late() };\n        let managed",
+        wrong: "let Some(slot) = self.requests.find(key.request) else { return self.late() };\n        let managed",
+        what: "tokens of an attempt that is over count",
+    },
 ];
