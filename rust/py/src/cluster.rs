@@ -6,38 +6,22 @@ use numpy::PyArray1;
 use pyo3::prelude::*;
 use pyo3::sync::MutexExt;
 use pyo3::types::PyString;
-use pythonize::{depythonize, pythonize};
+use pythonize::pythonize;
 use splitcore_core::cluster::Cluster as Core;
 use splitcore_core::config::ClusterConfig;
-use splitcore_core::cost::CostTable;
 use splitcore_core::event::{Arrival, Join, Link, Role, Slo};
 use splitcore_core::id::{Epoch, MachineId};
 
-use crate::arrays::{ID, LoadRow, TOKENS, arrivals, read_only, whole_numbers};
+use crate::arguments::{cost_table, max_new_tokens, output_tokens, prompt_tokens, request_id};
+use crate::arrays::{ID, LoadRow, arrivals, read_only, whole_numbers};
 use crate::calls::{Fact, State};
 use crate::clock::Clock;
-use crate::errors::{self, Fault, SplitcoreError, whole};
+use crate::errors::{self, Fault, SplitcoreError};
 use crate::events::{self, Handled, Outcome, Snapshot, Whole};
 use crate::placement::{Named, PlacedMany, Placement, Polled, Recovery};
 
 /// From this many requests on, `place_many` lets other Python threads run.
 const DETACHED_FROM: usize = 1000;
-
-fn request_id(value: &Bound<'_, PyAny>) -> PyResult<u64> {
-    whole(value, "request_id", ID)
-}
-
-fn prompt_tokens(value: &Bound<'_, PyAny>) -> PyResult<u32> {
-    whole(value, "prompt_tokens", TOKENS)
-}
-
-fn max_new_tokens(value: &Bound<'_, PyAny>) -> PyResult<u32> {
-    whole(value, "max_new_tokens", TOKENS)
-}
-
-fn output_tokens(value: &Bound<'_, PyAny>) -> PyResult<u32> {
-    whole(value, "tokens", "0 to 2^32 - 1")
-}
 
 /// Chooses machines for requests and keeps the books. Safe to share between threads.
 #[pyclass(frozen, module = "splitcore._native")]
@@ -102,8 +86,12 @@ impl Cluster {
         recovery_headroom = 0.0,
         priority_ageing_s = 10.0,
         attempts_max = 4,
+        transfer_failures_max = 3,
+        aside_s = 30.0,
         retry_interval_s = 1.0,
         park_limit_s = 30.0,
+        unplaceable_limit_s = 60.0,
+        report_limit_s = 30.0,
         rejoin_limit_s = 5.0,
         lease_s = None,
         epoch = 1,
@@ -130,8 +118,12 @@ impl Cluster {
         recovery_headroom: f64,
         priority_ageing_s: Option<f64>,
         attempts_max: u32,
+        transfer_failures_max: u32,
+        aside_s: f64,
         retry_interval_s: f64,
         park_limit_s: f64,
+        unplaceable_limit_s: f64,
+        report_limit_s: f64,
         rejoin_limit_s: f64,
         lease_s: Option<f64>,
         epoch: u32,
@@ -153,7 +145,7 @@ impl Cluster {
             transfer: errors::word(py, "transfer", transfer, "auto, serialized or layer-wise")?,
             kv_bytes_per_token,
             split_from_tokens,
-            ties: errors::word(py, "ties", ties, "first or last")?,
+            ties: errors::word(py, "ties", ties, "turn, first or last")?,
             requests_max,
             admission: errors::word(py, "admission", admission, "bounds, early or predicted")?,
             recovery_headroom_permille: share("recovery_headroom", recovery_headroom, 0.0, 0.999)?,
@@ -161,8 +153,12 @@ impl Cluster {
                 .map(|given| seconds("priority_ageing_s", given))
                 .transpose()?,
             attempts_max,
+            transfer_failures_max,
+            aside_ns: seconds("aside_s", aside_s)?,
             retry_interval_ns: seconds("retry_interval_s", retry_interval_s)?,
             park_limit_ns: seconds("park_limit_s", park_limit_s)?,
+            unplaceable_limit_ns: seconds("unplaceable_limit_s", unplaceable_limit_s)?,
+            report_limit_ns: seconds("report_limit_s", report_limit_s)?,
             rejoin_limit_ns: seconds("rejoin_limit_s", rejoin_limit_s)?,
             lease_ns: lease_s.map(|given| seconds("lease_s", given)).transpose()?,
             epoch: Epoch(epoch),
@@ -391,17 +387,17 @@ impl Cluster {
     /// Collect what has happened since the last call.
     #[pyo3(signature = (now_ns = None))]
     fn poll(&self, py: Python<'_>, now_ns: Option<u64>) -> PyResult<Polled> {
-        let (placements, expired) = self.with(py, |state| {
-            let (placements, expired) = state.poll(now_ns)?;
+        let (placements, expired, unplaceable) = self.with(py, |state| {
+            let (placements, ended) = state.poll(now_ns)?;
             let names = state.names.by_index();
             let named =
                 placements.into_iter().map(|placement| (placement, Named::new(py, &placement, names)));
-            Ok((named.collect::<Vec<_>>(), expired))
+            Ok((named.collect::<Vec<_>>(), ended.expired.into(), ended.unplaceable.into()))
         })?;
         let placements = placements
             .into_iter()
             .map(|(placement, named)| Py::new(py, Placement::new(placement, named.ok_or_else(unnamed)?)));
-        Ok(Polled { placements: placements.collect::<PyResult<_>>()?, expired })
+        Ok(Polled { placements: placements.collect::<PyResult<_>>()?, expired, unplaceable })
     }
 
     /// Extend the leases of requests.
@@ -487,11 +483,6 @@ impl Cluster {
     fn next_deadline_ns(&self, py: Python<'_>) -> PyResult<Option<u64>> {
         self.with(py, |state| Ok(state.core.next_deadline().map(splitcore_core::time::Time::as_ns)))
     }
-}
-
-fn cost_table(given: &Bound<'_, PyAny>) -> PyResult<CostTable> {
-    depythonize(given)
-        .map_err(|error| errors::config(given.py(), "costs", "a table as schema.CostTable", &error))
 }
 
 fn unnamed() -> PyErr {

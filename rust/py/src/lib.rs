@@ -3,6 +3,7 @@
 // Arguments come from Python as owned values.
 #![allow(clippy::needless_pass_by_value)]
 
+mod arguments;
 mod arrays;
 mod bench_transfer;
 mod calls;

@@ -259,6 +259,8 @@ impl State {
                 | ClusterAction::Command { .. }
                 | ClusterAction::Registered { .. }
                 | ClusterAction::Moved { .. }
+                | ClusterAction::Faulted { .. }
+                | ClusterAction::SetAside { .. }
                 | ClusterAction::Drained { .. } => {}
                 ClusterAction::Ended { request, .. } => recovered.failed.push(request.0),
             }

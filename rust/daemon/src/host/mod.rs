@@ -2,6 +2,7 @@
 
 mod directory;
 mod facts;
+mod faults;
 mod generate;
 mod log;
 mod managed;
@@ -23,6 +24,7 @@ use tokio::sync::{Notify, watch};
 
 pub use directory::{Machine, MachineSpec};
 pub use facts::{Fact, Recovered, ReportSpec};
+pub use faults::Failure;
 pub use generate::{Ending, Generate, Output, Said};
 pub use log::{Kind, Since};
 pub use views::{Decision, DecisionView, Overview, PoolView, RowView, STATES, Totals};
@@ -144,6 +146,8 @@ pub(crate) struct State {
     machines: Directory,
     /// Live requests; `None` while one waits for a machine.
     live: HashMap<u64, Option<Placement>>,
+    /// What last met a live request, if anything has.
+    faults: HashMap<u64, Arc<str>>,
     recent: VecDeque<Decision>,
     log: Log,
     totals: Totals,
@@ -187,6 +191,7 @@ impl Host {
             clock,
             machines: Directory::default(),
             live: HashMap::new(),
+            faults: HashMap::new(),
             recent: VecDeque::with_capacity(DECISIONS_KEPT),
             log: Log::new(options.events_max),
             totals: Totals::default(),
@@ -457,6 +462,8 @@ impl State {
                         tracing::debug!(machine = machine.name, ?pool, "changed pools");
                     }
                 }
+                ClusterAction::Faulted { request, fault } => self.faulted(request.0, fault),
+                ClusterAction::SetAside { machine } => self.set_aside(machine),
                 ClusterAction::Drained { machine } => {
                     if let Some(machine) = self.machines.at(machine.index) {
                         self.log.push(Kind::Drained { machine: machine.name.clone() });
@@ -479,18 +486,18 @@ impl State {
 
     fn ended(&mut self, request: u64, outcome: Outcome) {
         let placement = self.live.remove(&request).flatten();
-        self.ended_managed(request, placement, outcome, self.core.now());
-        let kind = match outcome {
-            // Whoever said so knows.
-            Outcome::Finished | Outcome::Cancelled => return,
-            Outcome::Expired => {
+        let fault = self.faults.remove(&request);
+        let failure = faults::reason(outcome).map(|reason| Failure { reason, fault });
+        self.ended_managed(request, placement, outcome, failure.clone(), self.core.now());
+        match (outcome, failure) {
+            (_, Some(failure)) => self.log.push(Kind::Failed { request, failure }),
+            (Outcome::Expired, None) => {
                 self.totals.expired += 1;
-                Kind::Expired { request }
+                self.log.push(Kind::Expired { request });
             }
-            Outcome::AttemptsMax => Kind::Failed { request, reason: "attempts_max" },
-            Outcome::NotResumable => Kind::Failed { request, reason: "not_resumable" },
-        };
-        self.log.push(kind);
+            // Whoever said so knows.
+            (_, None) => {}
+        }
     }
 
     fn named(&self, placement: Placement) -> Placed {
