@@ -71,8 +71,8 @@ def test_the_transfer_follows_the_links_when_kv_size_is_known():
     for name, role in (("p", "prompt"), ("t", "token")):
         made.add_machine(name, role=role, kv_blocks=1000, link_bandwidth=100e9, transfer_fixed_cost_s=0.005)
     # 500 tokens take 5 ms, as long as the fixed cost.
-    assert made.place(1, 499, 1).transfer == "serialized"
-    assert made.place(2, 500, 1).transfer == "layer-wise"
+    assert made.place(1, 499, 2).transfer == "serialized"
+    assert made.place(2, 500, 2).transfer == "layer-wise"
 
 
 def test_facts_move_the_books():
@@ -314,7 +314,7 @@ def test_answers_show_what_they_hold():
     )
     assert repr(cluster.lose_machine("p0")) == "Recovery(placed=[1], parked=[], failed=[])"
     again = "Placement(request_id=1, prompt='p1', token='t0', transfer='layer-wise', attempt=2)"
-    assert repr(cluster.poll()) == f"Polled(placements=[{again}], expired=[])"
+    assert repr(cluster.poll()) == f"Polled(placements=[{again}], expired=[], unplaceable=[])"
 
 
 def test_a_class_with_limits_turns_away_what_would_come_too_late():

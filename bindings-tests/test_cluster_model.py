@@ -87,11 +87,12 @@ class Model:
             if each.state == "up" and (pool is None or each.pool == pool)
         ]
 
-    def least(self, pool, side):
-        return min(self.up(pool), key=lambda at: (self.load(at, side), self.machines[at].rank), default=None)
+    def least(self, pool, side, suits):
+        suitable = [at for at in self.up(pool) if suits(at)]
+        return min(suitable, key=lambda at: (self.load(at, side), self.machines[at].rank), default=None)
 
-    def fits(self, machine, side, prompt, total):
-        return (prompt if side == "prompt" else total) <= self.machines[machine].capacity
+    def fits(self, machine, total):
+        return total <= self.machines[machine].capacity
 
     def over(self, machine, side, prompt, total):
         if side == "prompt":
@@ -99,27 +100,27 @@ class Model:
             over = load > 0 and load + prompt > PENDING_MAX
         else:
             over = (self.kv(machine) + prompt + 1) * 1000 > FILL_PERMILLE * self.machines[machine].capacity
-        return over or not self.fits(machine, side, prompt, total)
+        return over or not self.fits(machine, total)
 
     def seek(self, side, prompt, total):
         other = "token" if side == "prompt" else "prompt"
         for pool, step in ((side, "own"), ("mixed", "mixed")):
-            machine = self.least(pool, side)
-            if machine is not None and not self.over(machine, side, prompt, total):
+            machine = self.least(pool, side, lambda at: not self.over(at, side, prompt, total))
+            if machine is not None:
                 return machine, step
-        machine = self.least(other, side)
-        if machine is not None and self.fits(machine, side, prompt, total):
-            return machine, "opposite"
-        return None
+        machine = self.least(other, side, lambda at: self.fits(at, total))
+        return None if machine is None else (machine, "opposite")
 
     def pick(self, request):
         prompt, total = request.prompt + request.delivered, request.prompt + request.cap
-        pin = request.pin if request.pin is not None and self.machines[request.pin].state == "up" else None
+        pin = request.pin
+        if pin is not None and not (self.machines[pin].state == "up" and self.fits(pin, total)):
+            pin = None
         first = self.seek("prompt", prompt, total)
         second = (pin, "pinned") if pin is not None else self.seek("token", prompt, total)
         if first and second:
-            return first, second
-        fitting = [at for at in self.up() if self.fits(at, "token", prompt, total)]
+            return (first, first) if request.cap == 1 and pin is None else (first, second)
+        fitting = [at for at in self.up() if self.fits(at, total)]
         if not fitting:
             return None
         least = min(fitting, key=lambda at: (self.booked(at), self.machines[at].rank)), "least-of-all"
@@ -171,11 +172,9 @@ class Model:
         total = request.prompt + request.cap
         if len(self.requests) >= REQUESTS_MAX:
             return "requests_max"
-        if any(each.parked and each.group == request.group for each in self.requests.values()):
-            return "overloaded"
         largest = max((self.machines[at].capacity for at in self.up()), default=0)
         if largest == 0:
-            return "no_machine"
+            return self.nowhere_now(request)
         if total > largest:
             return "too_large"
         if request.pin is not None:
@@ -184,6 +183,10 @@ class Model:
             if total > self.machines[request.pin].capacity:
                 return "too_large"
         return None
+
+    def nowhere_now(self, request):
+        waits = any(each.parked and each.group == request.group for each in self.requests.values())
+        return "overloaded" if waits else "no_machine"
 
     def retry(self):
         """The placements of parked requests, in line; one that finds none keeps nobody waiting."""
@@ -309,7 +312,7 @@ class ClusterBesideModel(RuleBasedStateMachine):
         reason = model.admit(request)
         choice = None if reason else model.pick(request)
         if choice is None:
-            expected = ("rejected", reason or "no_machine")
+            expected = ("rejected", reason or model.nowhere_now(request))
         else:
             # Places in the model; a pool move is part of it, so the dry run goes first.
             dried = self.told(self.native.place(self.next_id, prompt, cap, dry_run=True, **options)) if dry else None
@@ -348,6 +351,10 @@ class ClusterBesideModel(RuleBasedStateMachine):
             if len(request.live()) == 2:
                 self.model.leave(request, 0)
             for leg in request.live():
+                if more > 0 and leg.decodes:
+                    turned, leg.prefill, leg.prefills = leg.prefills, 0, False
+                    if turned:
+                        self.model.go_home(leg.machine)
                 leg.kv += more * leg.decodes
 
     @rule(at=st.integers(0, 99), old=RARELY)

@@ -36,15 +36,34 @@ def test_a_request_without_any_machine_is_parked_until_one_joins():
     made.check()
 
 
-def test_parked_work_turns_away_its_own_class_only():
+def test_parked_work_that_no_machine_can_hold_turns_nobody_away_and_comes_to_an_end():
     made = cluster(prompt=0, token=0, mixed=1)
     made.add_machine("small", role="mixed", kv_blocks=5)
+    made.place(1, 100, 10, slo_class=1, now_ns=0)
+    assert made.lose_machine("m0", now_ns=0).parked == [1]
+    assert made.place(2, 10, 10, slo_class=1, now_ns=SECOND).prompt == "small"
+    assert made.poll(now_ns=60 * SECOND - 1).unplaceable == []
+    polled = made.poll(now_ns=60 * SECOND)
+    assert (polled.unplaceable, polled.expired) == ([1], [])
+    assert "unplaceable=[1]" in repr(polled)
+
+
+def test_an_arrival_behind_parked_work_of_its_class_is_told_so():
+    made = cluster(prompt=0, token=0, mixed=1)
     made.place(1, 100, 10, slo_class=1)
     assert made.lose_machine("m0").parked == [1]
-    with pytest.raises(splitcore.RejectedError) as caught:
-        made.place(2, 10, 10, slo_class=1)
-    assert caught.value.reason == "overloaded"
-    assert made.place(3, 10, 10, slo_class=2).prompt == "small"
+    for slo_class, reason in ((1, "overloaded"), (2, "no_machine")):
+        with pytest.raises(splitcore.RejectedError) as caught:
+            made.place(2, 10, 10, slo_class=slo_class)
+        assert caught.value.reason == reason
+
+
+def test_tokens_of_an_unsplit_request_say_that_its_prompt_is_done():
+    made = cluster(prompt=0, token=0, mixed=1)
+    made.place(1, 100, 10)
+    made.progress(1, 1)
+    assert made.loads()["booked_load"].tolist() == [1]
+    assert made.prefill_done(1) is False
 
 
 def test_a_placement_that_ended_before_the_poll_is_not_returned():

@@ -263,6 +263,9 @@ class Polled:
     @property
     def expired(self) -> list[int]:
         """Ids whose lease ran out."""
+    @property
+    def unplaceable(self) -> list[int]:
+        """Ids that ended because no machine that could hold them was known for `unplaceable_limit_s`."""
 
 @final
 class Handled:
@@ -311,8 +314,12 @@ class Cluster:
         recovery_headroom: float = 0.0,
         priority_ageing_s: float | None = 10.0,
         attempts_max: int = 4,
+        transfer_failures_max: int = 3,
+        aside_s: float = 30.0,
         retry_interval_s: float = 1.0,
         park_limit_s: float = 30.0,
+        unplaceable_limit_s: float = 60.0,
+        report_limit_s: float = 30.0,
         rejoin_limit_s: float = 5.0,
         hedge_after_s: float | None = 0.5,
         lease_s: float | None = None,
@@ -335,8 +342,9 @@ class Cluster:
             transfer: ``"auto"``, ``"serialized"`` or ``"layer-wise"``.
             kv_bytes_per_token: KV bytes of one token, for ``"auto"``; unknown, or with unknown links, it is layer-wise
                 from 512 tokens on.
-            split_from_tokens: Prompts of fewer tokens run whole on the machine that was chosen to decode.
-            ties: Which of equally loaded machines is taken: ``"first"`` or ``"last"`` in pool order.
+            split_from_tokens: Prompts of fewer tokens run whole, on the machine that ``"jsq"`` would choose.
+            ties: Which of equally loaded machines is taken: in ``"turn"``, the ``"first"`` or the ``"last"`` in pool
+                order.
             requests_max: Arrivals are rejected beyond this many live requests.
             admission: What arrivals are held against: ``"bounds"`` alone, or also the limits of `set_slo`: ``"early"``
                 by what the chosen machines have to do now, ``"predicted"`` by what they will have to do when the
@@ -346,9 +354,15 @@ class Cluster:
             priority_ageing_s: Waiting this many seconds outweighs one step of priority among parked requests; None:
                 priority alone counts.
             attempts_max: A request fails after this many faults.
-            retry_interval_s: Parked requests are tried again at least this often, in seconds.
+            transfer_failures_max: A machine whose KV transfers have failed this often in a row is set aside.
+            aside_s: Seconds that no pair is made with a machine that was set aside; it is tried again after them.
+            retry_interval_s: Level ``"managed"``: second legs without a machine are tried again at least this often,
+                in seconds.
             park_limit_s: Level ``"managed"``: seconds that a request may hold blocks on one machine and wait for
                 another, before it is taken back and placed whole.
+            unplaceable_limit_s: Seconds after which a parked request ends that no machine known could hold; one that
+                may yet be back is known.
+            report_limit_s: Seconds that a machine's report counts without a further one; then what was booked counts.
             rejoin_limit_s: Level ``"managed"``: seconds after which a machine whose session ended counts as lost.
             hedge_after_s: Level ``"managed"``: seconds without a session after which what a machine has begins its next
                 attempt elsewhere, in case the machine does not come back; None: only when it counts as lost.
@@ -593,7 +607,7 @@ class Cluster:
             now_ns: Time of the call in nanoseconds.
 
         Returns:
-            Placements of requests that were parked or lost their machine, and expired ids.
+            Placements of requests that were parked or lost their machine, and ids that expired or had no machine.
         """
 
     def renew(self, request_ids: Sequence[int] | NDArray[np.uint64], now_ns: int | None = None) -> int:

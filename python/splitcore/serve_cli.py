@@ -59,13 +59,17 @@ def serve(
     transfer: Annotated[str, _rules("NAME", "auto, serialized or layer-wise.")] = "auto",
     kv_bytes_per_token: Annotated[int | None, _rules("N", "On one machine, for auto.")] = None,
     split_from_tokens: Annotated[int, _rules("N", "Shorter prompts are not split.")] = 0,
-    ties: Annotated[str, _rules("NAME", "Of equally loaded machines, the first or last.")] = "first",
+    ties: Annotated[str, _rules("NAME", "Equally loaded machines in turn, the first or last.")] = "first",
     admission: Annotated[str, _rules("NAME", "By bounds; or by limits, early or predicted.")] = "bounds",
     recovery_headroom: Annotated[
         float | None, _rules("SHARE", "Left free for work that comes back; by default 0.02 with a model, else 0.")
     ] = None,
     priority_ageing_s: Annotated[float, _rules("S", "Of waiting outweigh a step of priority; 0: nothing does.")] = 10.0,
     attempts_max: Annotated[int, _rules("N", "Tries of one request.")] = 4,
+    transfer_failures_max: Annotated[int, _rules("N", "Failed transfers in a row set a machine aside.")] = 3,
+    aside_s: Annotated[float, _rules("S", "Until a machine that was set aside is tried again.")] = 30.0,
+    report_limit_s: Annotated[float, _rules("S", "A machine's report counts without a further one.")] = 30.0,
+    unplaceable_limit_s: Annotated[float, _rules("S", "A request waits that no machine known could hold.")] = 60.0,
     retry_interval_s: Annotated[float, _rules("S", "Between tries to place what waits.")] = 1.0,
     handoff_limit_s: Annotated[float, _rules("S", "A handoff may stand still before it is taken back.")] = 30.0,
     seed: Annotated[int, _rules("N", "Of every draw.")] = 0,

@@ -132,6 +132,8 @@ class Event:
     placement: Placement | None = None
     request_id: int | None = None
     reason: str | None = None
+    fault: str | None = None
+    """What last met a request that failed, with the side and the machine."""
     machine: str | None = None
 
 
@@ -201,6 +203,10 @@ class MachineRow:
     prompt_pending_tokens: int
     kv_tokens: int
     kv_capacity_tokens: int
+    report_age_s: float | None = None
+    """Since the report that counts; None where what was booked on it counts."""
+    aside_s: float | None = None
+    """Until pairs are made with it again, after several failed KV transfers in a row."""
     blocks: MachineBlocks | None = None
     """Of a service with workers of its own."""
 
@@ -305,6 +311,7 @@ class Counters:
     relieved: int = 0
     resent: int = 0
     adopted: int = 0
+    set_aside: int = 0
 
 
 @dataclass(frozen=True, slots=True)

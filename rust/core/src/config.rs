@@ -54,8 +54,10 @@ pub enum Cut {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
 pub enum Ties {
-    /// The first in pool order.
+    /// The one that was taken longest ago, so that they are taken in turn.
     #[default]
+    Turn,
+    /// The first in pool order, as in the public simulator.
     First,
     /// The last in pool order.
     Last,
@@ -140,7 +142,7 @@ pub struct ClusterConfig {
     /// With unknown bandwidth or KV size, `Auto` is layer-wise from this prompt length on.
     pub layer_wise_from_tokens: u32,
     /// Which of equally loaded machines is taken.
-    #[cfg_attr(feature = "serde", serde(default))]
+    #[cfg_attr(feature = "serde", serde(default = "first"))]
     pub ties: Ties,
     /// Live requests at most.
     pub requests_max: u32,
@@ -159,11 +161,24 @@ pub struct ClusterConfig {
     pub split_from_tokens: u32,
     /// Tries of one request at most; only faults count.
     pub attempts_max: u32,
-    /// Parked requests and unreserved legs are tried again at least this often.
+    /// A machine whose transfers have failed this often in a row is set aside.
+    #[cfg_attr(feature = "serde", serde(default = "transfer_failures_max"))]
+    pub transfer_failures_max: u32,
+    /// For this long no pair is made with a machine that is set aside.
+    #[cfg_attr(feature = "serde", serde(default = "aside_ns"))]
+    pub aside_ns: u64,
+    /// Unreserved legs are tried again at least this often.
     pub retry_interval_ns: u64,
     /// `Managed` only: a request that holds blocks on one machine and has waited this long for another is taken
     /// back and placed as one leg. It is looked for at this interval.
     pub park_limit_ns: u64,
+    /// A parked request that no machine known can hold, those that may be back within `rejoin_limit_ns` included, ends
+    /// when none has come for this long.
+    #[cfg_attr(feature = "serde", serde(default = "unplaceable_limit_ns"))]
+    pub unplaceable_limit_ns: u64,
+    /// What a machine has reported is believed for this long without a further report; then our own books count again.
+    #[cfg_attr(feature = "serde", serde(default = "report_limit_ns"))]
+    pub report_limit_ns: u64,
     /// A machine whose session ended is lost when it is not back within this time.
     pub rejoin_limit_ns: u64,
     /// `Managed` only: after this long without a session, what a machine has begins its next attempt elsewhere, in case
@@ -186,6 +201,28 @@ fn priority_ageing_ns() -> Option<u64> {
     Some(10 * SECOND_NS)
 }
 
+/// What a configuration means that was written down before there was a choice.
+#[cfg(feature = "serde")]
+fn first() -> Ties {
+    Ties::First
+}
+
+fn transfer_failures_max() -> u32 {
+    3
+}
+
+fn aside_ns() -> u64 {
+    30 * SECOND_NS
+}
+
+fn report_limit_ns() -> u64 {
+    30 * SECOND_NS
+}
+
+fn unplaceable_limit_ns() -> u64 {
+    60 * SECOND_NS
+}
+
 impl Default for ClusterConfig {
     fn default() -> Self {
         Self {
@@ -200,15 +237,19 @@ impl Default for ClusterConfig {
             transfer: TransferRule::Auto,
             kv_bytes_per_token: None,
             layer_wise_from_tokens: 512,
-            ties: Ties::First,
+            ties: Ties::Turn,
             requests_max: 1_000_000,
             admission: Admission::Bounds,
             recovery_headroom_permille: 0,
             priority_ageing_ns: priority_ageing_ns(),
             split_from_tokens: 0,
             attempts_max: 4,
+            transfer_failures_max: transfer_failures_max(),
+            aside_ns: aside_ns(),
             retry_interval_ns: SECOND_NS,
             park_limit_ns: 30 * SECOND_NS,
+            unplaceable_limit_ns: unplaceable_limit_ns(),
+            report_limit_ns: report_limit_ns(),
             rejoin_limit_ns: 5 * SECOND_NS,
             hedge_after_ns: Some(SECOND_NS / 2),
             epoch: Epoch(1),
@@ -340,8 +381,14 @@ impl ClusterConfig {
         require(headroom < 1000, "recovery_headroom_permille", "0 to 999", headroom)?;
         require(self.priority_ageing_ns != Some(0), "priority_ageing_ns", "at least 1", 0_u64)?;
         require(self.attempts_max > 0, "attempts_max", "at least 1", self.attempts_max)?;
+        let failures = self.transfer_failures_max;
+        require(failures > 0, "transfer_failures_max", "at least 1", failures)?;
+        require(self.aside_ns > 0, "aside_ns", "at least 1", self.aside_ns)?;
         require(self.retry_interval_ns > 0, "retry_interval_ns", "at least 1", self.retry_interval_ns)?;
         require(self.park_limit_ns > 0, "park_limit_ns", "at least 1", self.park_limit_ns)?;
+        let unplaceable = self.unplaceable_limit_ns;
+        require(unplaceable > 0, "unplaceable_limit_ns", "at least 1", unplaceable)?;
+        require(self.report_limit_ns > 0, "report_limit_ns", "at least 1", self.report_limit_ns)?;
         require(self.rejoin_limit_ns > 0, "rejoin_limit_ns", "at least 1", self.rejoin_limit_ns)?;
         require(self.hedge_after_ns != Some(0), "hedge_after_ns", "at least 1", 0_u64)?;
         require(self.lease_ns != Some(0), "lease_ns", "at least 1", 0_u64)?;

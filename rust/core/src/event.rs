@@ -1,10 +1,10 @@
 //! What goes into the two state machines and what comes out.
 
 use crate::cost::CostTable;
-use crate::error::Rejection;
+use crate::error::{EventError, Rejection};
 use crate::id::{AssignmentSeq, Epoch, LegKey, MachineId, Order, RequestId};
 use crate::leg::{Command, LegState, Notice, Peer, Report, Work};
-use crate::placement::{Mode, Placement};
+use crate::placement::{Mode, Placement, Side};
 
 /// A machine's home pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,6 +48,11 @@ fn yes() -> bool {
 }
 
 impl Arrival {
+    /// KV tokens at most when it ends.
+    pub(crate) fn total_tokens_max(&self) -> u64 {
+        u64::from(self.prompt_tokens) + u64::from(self.max_new_tokens)
+    }
+
     /// A plain request.
     pub fn new(request: u64, prompt_tokens: u32, max_new_tokens: u32) -> Self {
         Self {
@@ -89,6 +94,14 @@ pub struct Join {
     /// What its passes cost, if known: nothing is predicted of a machine without.
     #[cfg_attr(feature = "serde", serde(default))]
     pub costs: Option<CostTable>,
+}
+
+impl Join {
+    /// Whether it can be given anything.
+    pub(crate) fn check(&self) -> Result<(), EventError> {
+        let is_empty = self.kv_capacity_tokens == 0 || self.speed_weight == 0;
+        if is_empty { Err(EventError::EmptyMachine(self.machine)) } else { Ok(()) }
+    }
 }
 
 /// The limits of a class of requests.
@@ -252,6 +265,37 @@ pub enum Outcome {
     NotResumable,
     /// Its lease ran out.
     Expired,
+    /// It waited `unplaceable_limit_ns` while no machine known could hold it.
+    Unplaceable,
+}
+
+/// What has cost a request its placement, or the machine of its second leg.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
+pub enum Fault {
+    /// Its KV did not get across.
+    Transfer {
+        /// The machine of the prompt side.
+        from: MachineId,
+        /// The machine of the token side.
+        to: MachineId,
+    },
+    /// A machine that ran one side of it is lost.
+    Lost {
+        /// Which side.
+        side: Side,
+        /// Which machine.
+        machine: MachineId,
+    },
+    /// A machine does not have the leg that it should have.
+    Gone {
+        /// Which side.
+        side: Side,
+        /// Which machine.
+        machine: MachineId,
+    },
+    /// After a restart, the machine that had the prompt side has not registered.
+    Unregistered,
 }
 
 /// What a [`crate::cluster::Cluster`] wants done.
@@ -289,6 +333,18 @@ pub enum ClusterAction {
         to: MachineId,
         /// By whom.
         epoch: Epoch,
+    },
+    /// A fault has met a request. What is done about it follows: another machine, another attempt, a wait, or the end.
+    Faulted {
+        /// Which.
+        request: RequestId,
+        /// What it was.
+        fault: Fault,
+    },
+    /// No pair is made with a machine for `aside_ns`: its transfers have failed too often in a row.
+    SetAside {
+        /// Which.
+        machine: MachineId,
     },
     /// A request is over.
     Ended {

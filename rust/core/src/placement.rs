@@ -77,6 +77,16 @@ pub struct Leg {
     pub kv: Kv,
 }
 
+/// Which half of a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
+pub enum Side {
+    /// Prefill.
+    Prompt,
+    /// Decode.
+    Token,
+}
+
 /// Which pool a side was found in, in the order of the search.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]

@@ -5,7 +5,7 @@
 mod kit;
 
 use kit::*;
-use splitcore_core::config::ClusterConfig;
+use splitcore_core::config::{ClusterConfig, Ties};
 use splitcore_core::event::{Arrival, Claim, ClusterEvent, Held, Role};
 use splitcore_core::id::{MachineId, Order, RequestId};
 use splitcore_core::leg::{Command, Notice, Peer};
@@ -186,7 +186,8 @@ fn a_source_that_has_the_leg_no_more_is_asked_to_keep_the_request() {
 
 #[test]
 fn a_leg_given_up_is_kept_by_whoever_keeps_it_already() {
-    let mut head = Head::new(ClusterConfig::default(), &[Role::Mixed; 3]);
+    let mut head =
+        Head::new(ClusterConfig { ties: Ties::First, ..ClusterConfig::default() }, &[Role::Mixed; 3]);
     head.place(1, 10, 10);
     let [on, keeper] = known_to(&head, 1)[..] else { panic!("two machines know it") };
     let told = commands(&head.notice(on, Notice::Relief { key: key(1) }));

@@ -7,7 +7,9 @@ mod kit;
 use kit::*;
 use proptest::prelude::*;
 use splitcore_core::cluster::{Cluster, ClusterCounters, MachineLoad, MachineState};
-use splitcore_core::config::{Admission, ClusterConfig, Cut, Level, MixedReturn, PolicyKind, TransferRule};
+use splitcore_core::config::{
+    Admission, ClusterConfig, Cut, Level, MixedReturn, PolicyKind, Ties, TransferRule,
+};
 use splitcore_core::cost::{CostKnot, CostPoints, CostTable};
 use splitcore_core::error::{Applied, EventError, Rejection};
 use splitcore_core::event::{Arrival, ClusterAction, ClusterEvent, Join, Link, Outcome, Role, Slo};
@@ -33,6 +35,16 @@ struct Scan {
     placed: u64,
 }
 
+/// Whether a machine can hold a request.
+fn fits(load: &MachineLoad, arrival: &Arrival) -> bool {
+    load.kv_capacity_tokens >= u64::from(arrival.prompt_tokens) + u64::from(arrival.max_new_tokens)
+}
+
+/// Whether a pair can be made with it.
+fn can_take(load: &MachineLoad, arrival: &Arrival) -> bool {
+    fits(load, arrival) && load.aside_until.is_none()
+}
+
 impl Scan {
     fn enter(&mut self, machine: u32) {
         let at = machine as usize;
@@ -56,7 +68,7 @@ impl Scan {
         loads.filter(|load| load.state == MachineState::Up).collect()
     }
 
-    /// Load over weight as a fraction, then the order of entry.
+    /// Load over weight as a fraction, then the rank.
     fn first_of(
         &self,
         of: impl Iterator<Item = MachineLoad>,
@@ -65,20 +77,16 @@ impl Scan {
         of.min_by(|a, b| {
             let at = |load: &MachineLoad| load.machine.index as usize;
             let (left, right) = (load(a) * self.weights[at(b)], load(b) * self.weights[at(a)]);
-            left.cmp(&right).then(self.entered[at(a)].cmp(&self.entered[at(b)]))
+            left.cmp(&right).then(a.rank.cmp(&b.rank))
         })
     }
 
     fn splitwise(&self, cluster: &Cluster, arrival: &Arrival) -> Option<(u32, Step, u32, Step)> {
         let prompt = u64::from(arrival.prompt_tokens);
-        let total = prompt + u64::from(arrival.max_new_tokens);
         let config = cluster.config();
         let up = Self::up(cluster);
         let load = |side: Side| {
             move |load: &MachineLoad| if side == Side::Prompt { load.booked } else { load.kv_tokens }
-        };
-        let fits = |side: Side, load: &MachineLoad| {
-            load.kv_capacity_tokens >= if side == Side::Prompt { prompt } else { total }
         };
         let is_over = |side: Side, load: &MachineLoad| match side {
             Side::Prompt => load.booked > 0 && load.booked + prompt > config.prompt_pending_tokens_max,
@@ -89,9 +97,12 @@ impl Scan {
         };
         let search = |side: Side, own: Role, opposite: Role| {
             for (pool, step) in [(own, Step::Own), (Role::Mixed, Step::Mixed), (opposite, Step::Opposite)] {
-                let members = up.iter().copied().filter(|load| load.pool == pool);
-                let Some(least) = self.first_of(members, load(side)) else { continue };
-                if fits(side, &least) && (step == Step::Opposite || !is_over(side, &least)) {
+                let able = |machine: &MachineLoad| {
+                    let is_under = step == Step::Opposite || !is_over(side, machine);
+                    machine.pool == pool && can_take(machine, arrival) && is_under
+                };
+                let members = up.iter().copied().filter(able);
+                if let Some(least) = self.first_of(members, load(side)) {
                     return Some((least.machine.index, step));
                 }
             }
@@ -103,29 +114,47 @@ impl Scan {
         if let (Some(prompt), Some(token)) = (found, token) {
             return Some((prompt.0, prompt.1, token.0, token.1));
         }
-        let all = up.iter().copied().filter(|load| fits(Side::Token, load));
-        let least = self.first_of(all, load(Side::Prompt))?.machine.index;
+        let least = self.least_of_all(cluster, arrival)?;
         let token = pinned.unwrap_or((least, Step::LeastOfAll));
         Some((least, Step::LeastOfAll, token.0, token.1))
     }
 
-    /// The members of the pool a side chooses from, in pool order, that can hold its part.
-    fn side(&self, cluster: &Cluster, side: Side, arrival: &Arrival) -> (Role, Vec<MachineLoad>, usize) {
+    /// The least loaded machine that can hold the whole request.
+    fn least_of_all(&self, cluster: &Cluster, arrival: &Arrival) -> Option<u32> {
+        let by_legs = cluster.config().policy == PolicyKind::LeastRequests;
+        let all = Self::up(cluster).into_iter().filter(|load| fits(load, arrival));
+        let load = |load: &MachineLoad| if by_legs { u64::from(load.legs) } else { load.booked };
+        self.first_of(all, load).map(|least| least.machine.index)
+    }
+
+    fn least_booked(&self, cluster: &Cluster, arrival: &Arrival, pools: &[Role]) -> Option<u32> {
+        let fitting = Self::up(cluster).into_iter().filter(|load| fits(load, arrival));
+        let fitting = fitting.filter(|load| pools.contains(&load.pool));
+        self.first_of(fitting, |load| load.booked).map(|load| load.machine.index)
+    }
+
+    /// Where a prompt too short to be split runs.
+    fn short(&self, cluster: &Cluster, arrival: &Arrival) -> Option<u32> {
+        let least = |pools: &[Role]| self.least_booked(cluster, arrival, pools);
+        let found = || least(&[Role::Token, Role::Mixed]).or_else(|| least(&[Role::Prompt]));
+        arrival.pin_token.or_else(found)
+    }
+
+    /// The pool a side chooses from, and its members that can take its part, from the one whose turn it is on.
+    fn side(&self, cluster: &Cluster, side: Side, arrival: &Arrival) -> Option<(Role, Vec<MachineLoad>)> {
         let up = Self::up(cluster);
         let order = match side {
             Side::Prompt => [Role::Prompt, Role::Mixed, Role::Token],
             Side::Token => [Role::Token, Role::Mixed, Role::Prompt],
         };
-        let pool = order.into_iter().find(|&pool| up.iter().any(|load| load.pool == pool)).unwrap();
-        let mut members: Vec<_> = up.into_iter().filter(|load| load.pool == pool).collect();
-        members.sort_by_key(|load| self.entered[load.machine.index as usize]);
-        let need = u64::from(arrival.prompt_tokens)
-            + if side == Side::Token { u64::from(arrival.max_new_tokens) } else { 0 };
-        let turn = (self.placed % members.len() as u64) as usize;
-        members.rotate_left(turn);
-        let all = members.len();
-        members.retain(|load| load.kv_capacity_tokens >= need);
-        (pool, members, all)
+        order.into_iter().find_map(|pool| {
+            let able = |load: &&MachineLoad| load.pool == pool && can_take(load, arrival);
+            let mut members: Vec<_> = up.iter().filter(able).copied().collect();
+            members.sort_by_key(|load| self.entered[load.machine.index as usize]);
+            let turn = self.placed.checked_rem(members.len() as u64)? as usize;
+            members.rotate_left(turn);
+            Some((pool, members))
+        })
     }
 
     fn each_side(
@@ -134,16 +163,19 @@ impl Scan {
         arrival: &Arrival,
         choose: impl Fn(Side, Vec<MachineLoad>) -> Option<MachineLoad>,
     ) -> Option<(u32, u32)> {
-        let (token_pool, tokens, _) = self.side(cluster, Side::Token, arrival);
-        let (prompt_pool, prompts, _) = self.side(cluster, Side::Prompt, arrival);
-        let chosen = match arrival.pin_token {
-            Some(pin) => pin,
-            None => choose(Side::Token, tokens)?.machine.index,
+        let side = |side| {
+            let (pool, members) = self.side(cluster, side, arrival)?;
+            Some((pool, choose(side, members)?.machine.index))
         };
-        if token_pool == prompt_pool && arrival.pin_token.is_none() {
-            return Some((chosen, chosen));
+        let whole = |machine| (machine, machine);
+        let least = || self.least_of_all(cluster, arrival).map(whole);
+        match (side(Side::Prompt), arrival.pin_token, side(Side::Token)) {
+            (None, pin, _) => pin.map(whole).or_else(least),
+            (Some((_, prompt)), Some(pin), _) => Some((prompt, pin)),
+            (_, None, None) => least(),
+            (Some((prompts, _)), None, Some((tokens, token))) if prompts == tokens => Some(whole(token)),
+            (Some((_, prompt)), None, Some((_, token))) => Some((prompt, token)),
         }
-        Some((choose(Side::Prompt, prompts)?.machine.index, chosen))
     }
 
     /// The pair the rules give, where they leave nothing to chance.
@@ -153,10 +185,9 @@ impl Scan {
                 self.splitwise(cluster, arrival).map(|(prompt, _, token, _)| (prompt, token))
             }
             PolicyKind::Jsq => {
-                let total = u64::from(arrival.prompt_tokens) + u64::from(arrival.max_new_tokens);
-                let fitting = Self::up(cluster).into_iter().filter(|load| load.kv_capacity_tokens >= total);
-                let least = self.first_of(fitting, |load| load.booked).map(|load| load.machine.index);
-                arrival.pin_token.or(least).map(|machine| (machine, machine))
+                let all = [Role::Prompt, Role::Token, Role::Mixed];
+                let least = || self.least_booked(cluster, arrival, &all);
+                arrival.pin_token.or_else(least).map(|machine| (machine, machine))
             }
             PolicyKind::LeastRequests => self.each_side(cluster, arrival, |_, members| {
                 self.first_of(members.into_iter(), |load| u64::from(load.legs))
@@ -205,6 +236,11 @@ fn config() -> impl Strategy<Value = ClusterConfig> {
                 reserve: if late { Reserve::AtSourceDone } else { Reserve::AtArrival },
                 cut: if before { Cut::BeforeLast } else { Cut::AtPrompt },
                 retry_interval_ns: 100,
+                unplaceable_limit_ns: 200,
+                transfer_failures_max: 2,
+                aside_ns: 150,
+                report_limit_ns: 120,
+                ties: [Ties::Turn, Ties::First, Ties::Last][(seed % 3) as usize],
                 park_limit_ns: 300,
                 lease_ns: external.then_some(500),
                 seed,
@@ -314,17 +350,25 @@ fn check_choice(scan: &Scan, before: &Cluster, arrival: &Arrival, actions: &[Clu
     }
     if let Some(placed) = placed {
         let chosen = scan.pair(before, arrival);
-        if arrival.prompt_tokens < before.config().split_from_tokens {
-            assert_eq!(
-                Some(pair(&placed)),
-                chosen.map(|(_, token)| (token, token)),
-                "{arrival:?} of {before:?}"
-            );
+        let whole = |machine| (machine, machine);
+        let splits = before.config().policy != PolicyKind::Jsq;
+        let chosen = if arrival.prompt_tokens < before.config().split_from_tokens && splits {
+            scan.short(before, arrival).map(whole)
+        } else if arrival.max_new_tokens == 1 && arrival.pin_token.is_none() {
+            chosen.map(|(prompt, _)| whole(prompt))
+        } else {
+            chosen
+        };
+        if before.unreserved_legs() > 0 {
+            // Its second leg may have to queue behind one that waits.
+            assert_eq!(placed.prompt().map(|id| id.index), chosen.map(|(prompt, _)| prompt));
             return;
         }
         assert_eq!(Some(pair(&placed)), chosen, "{arrival:?} of {before:?}");
-        if let Some((_, prompt, _, token)) =
-            scan.splitwise(before, arrival).filter(|_| before.config().policy == PolicyKind::Splitwise)
+        let is_pair = placed.legs[1].is_some();
+        if let Some((_, prompt, _, token)) = scan
+            .splitwise(before, arrival)
+            .filter(|_| is_pair && before.config().policy == PolicyKind::Splitwise)
         {
             assert_eq!((placed.why.prompt_step, placed.why.token_step), (prompt, token));
         }
@@ -341,6 +385,7 @@ proptest! {
         let mut cluster = Cluster::new(config).unwrap();
         let mut restored = cluster.clone();
         let (mut state, mut scan, mut now) = (seed, Scan::default(), 0_u64);
+        let mut accepted = std::collections::BTreeMap::new();
         for step in 0..steps {
             if draw(&mut state, 25) == 0 {
                 restored = cluster.clone();
@@ -363,10 +408,10 @@ proptest! {
             let counted = cluster.counters().late - before.counters().late;
             prop_assert_eq!(counted, u64::from(applied == Ok(Applied::Late)), "{:?}", event);
             prop_assert_eq!(told(&before.counters(), &cluster.counters()), said(&actions), "{:?}", event);
-            match event {
+            match &event {
                 ClusterEvent::Arrive(arrival) => {
-                    check_dry_run(&before, &arrival);
-                    check_choice(&scan, &before, &arrival, &actions);
+                    check_dry_run(&before, arrival);
+                    check_choice(&scan, &before, arrival, &actions);
                 }
                 ClusterEvent::Join(join) => {
                     let at = join.machine.index as usize;
@@ -375,6 +420,18 @@ proptest! {
                     scan.enter(join.machine.index);
                 }
                 _ => {}
+            }
+            if let ClusterEvent::Arrive(arrival) = event {
+                if rejection(&actions).is_none() {
+                    accepted.insert(arrival.request, arrival);
+                }
+            }
+            for placed in actions.iter().filter_map(|action| placement(std::slice::from_ref(action))) {
+                let holds = |id: MachineId| fits(&cluster.load(id.index).unwrap(), &accepted[&placed.request]);
+                prop_assert!(
+                    placed.legs().filter_map(|leg| leg.machine.id()).all(holds),
+                    "{:?} after {:?}", placed, event
+                );
             }
             scan.learn(&actions);
         }
@@ -463,20 +520,20 @@ fn the_prompt_side_is_over_above_its_limit_and_never_when_idle() {
     let config = ClusterConfig { prompt_pending_tokens_max: 100, ..ClusterConfig::default() };
     let roles = [Role::Prompt, Role::Mixed, Role::Token];
     let mut head = Head::new(config, &roles);
-    assert_eq!(steps(&head.place(1, 500, 1)).0, Step::Own, "idle");
+    assert_eq!(steps(&head.place(1, 500, 2)).0, Step::Own, "idle");
     let mut head = Head::new(config, &roles);
-    head.place(1, 40, 1);
-    assert_eq!(steps(&head.clone().place(2, 60, 1)).0, Step::Own, "exactly the limit");
-    assert_eq!(steps(&head.place(2, 61, 1)).0, Step::Mixed, "one more");
+    head.place(1, 40, 2);
+    assert_eq!(steps(&head.clone().place(2, 60, 2)).0, Step::Own, "exactly the limit");
+    assert_eq!(steps(&head.place(2, 61, 2)).0, Step::Mixed, "one more");
 }
 
 #[test]
 fn the_token_side_is_over_above_its_share_of_the_capacity() {
     let roles = [Role::Prompt, Role::Mixed, Role::Token];
     let mut head = Head::with_capacity(ClusterConfig::default(), &roles, 1000);
-    head.place(1, 499, 1);
-    assert_eq!(steps(&head.clone().place(2, 449, 1)).1, Step::Own, "500 held and 450 more");
-    assert_eq!(steps(&head.place(2, 450, 1)).1, Step::Mixed, "one more");
+    head.place(1, 499, 2);
+    assert_eq!(steps(&head.clone().place(2, 449, 2)).1, Step::Own, "500 held and 450 more");
+    assert_eq!(steps(&head.place(2, 450, 2)).1, Step::Mixed, "one more");
 }
 
 #[test]
@@ -612,22 +669,15 @@ fn parked_requests_go_by_priority_and_then_by_arrival() {
 }
 
 #[test]
-fn parked_work_turns_away_arrivals_of_its_class_only() {
-    let mut head = Head::new(ClusterConfig::default(), &[Role::Mixed]);
-    head.join(id(1), Role::Mixed, 100);
-    head.arrive(Arrival { class: 7, ..Arrival::new(1, 500, 10) });
-    head.act(&ClusterEvent::Lose { machine: id(0) });
-    assert_eq!(head.cluster.parked_requests(), 1);
-    let reason = Rejection::Overloaded;
-    let same = Arrival { class: 7, ..Arrival::new(2, 10, 10) };
-    assert_eq!(head.arrive(same), [ClusterAction::Rejected { request: RequestId(2), reason }]);
-    assert!(placement(&head.arrive(Arrival::new(3, 10, 10))).is_some());
-    // The line is tried again at the interval, not before.
+fn legs_that_wait_are_tried_again_at_the_interval_and_not_before() {
+    let mut head = Head::new(ClusterConfig::default(), &PAIR);
+    head.place(1, 500, 10);
+    head.refused(1, key(1), 0);
+    assert_eq!(head.cluster.unreserved_legs(), 1);
     assert_eq!(head.cluster.next_deadline(), Some(Time::from_ns(1_000_000_000)));
     head.tick_at(999_999_999);
     assert_eq!(head.cluster.next_deadline(), Some(Time::from_ns(1_000_000_000)));
-    head.tick_at(1_000_000_000);
-    assert_eq!(head.cluster.next_deadline(), Some(Time::from_ns(2_000_000_000)));
+    assert_eq!(reserved_at(&head.tick_at(1_000_000_000)), [1]);
 }
 
 fn external() -> ClusterConfig {
@@ -725,11 +775,11 @@ fn the_automatic_transfer_mode_turns_where_bytes_outweigh_the_fixed_cost() {
         head.act(&ClusterEvent::Join(join));
     }
     // One token takes 1 us; the larger fixed cost is 8 us.
-    assert_eq!(head.place(1, 7, 1).transfer(), Some(Mode::Serialized));
-    assert_eq!(head.place(2, 8, 1).transfer(), Some(Mode::LayerWise));
+    assert_eq!(head.place(1, 7, 2).transfer(), Some(Mode::Serialized));
+    assert_eq!(head.place(2, 8, 2).transfer(), Some(Mode::LayerWise));
     let mut head = Head::new(ClusterConfig::default(), &PAIR);
-    assert_eq!(head.place(1, 511, 1).transfer(), Some(Mode::Serialized), "nothing known");
-    assert_eq!(head.place(2, 512, 1).transfer(), Some(Mode::LayerWise));
+    assert_eq!(head.place(1, 511, 2).transfer(), Some(Mode::Serialized), "nothing known");
+    assert_eq!(head.place(2, 512, 2).transfer(), Some(Mode::LayerWise));
 }
 
 #[test]

@@ -783,8 +783,8 @@ fn regression_a_request_that_waits_ends_with_its_last_token() {
 #[test]
 fn regression_what_has_its_last_token_is_placed_nowhere_when_its_kv_went_elsewhere() {
     let mut head = Head::new(ClusterConfig::default(), &[Role::Prompt, Role::Token, Role::Token]);
-    let (source, known) = pair(&head.place(1, 10, 1));
-    head.act(&ClusterEvent::Fact(Notice::Progress { key: key(1), tokens: 1 }));
+    let (source, known) = pair(&head.place(1, 10, 2));
+    head.act(&ClusterEvent::Fact(Notice::Progress { key: key(1), tokens: 2 }));
     let to = Some(id(3 - known));
     let told = head.notice(source, Notice::Released { key: key(1), to, report: report(99) });
     let (abort, release) = (Command::Abort { key: key(1) }, Command::Release { key: key(1) });
@@ -795,8 +795,8 @@ fn regression_what_has_its_last_token_is_placed_nowhere_when_its_kv_went_elsewhe
 #[test]
 fn regression_what_has_its_last_token_is_placed_nowhere_when_its_command_never_arrived() {
     let mut head = Head::new(ClusterConfig::default(), &PAIR);
-    head.place(1, 10, 1);
-    head.act(&ClusterEvent::Fact(Notice::Progress { key: key(1), tokens: 1 }));
+    head.place(1, 10, 2);
+    head.act(&ClusterEvent::Fact(Notice::Progress { key: key(1), tokens: 2 }));
     head.act(&ClusterEvent::Disconnect { machine: id(0) });
     head.act(&ClusterEvent::Disconnect { machine: id(1) });
     // The source knew the leg and has it no more; the destination has never heard of it.

@@ -74,6 +74,8 @@ pub struct Metrics {
     violations: Family<Kind, Counter>,
     machines: Family<StateLabel, Gauge>,
     pool_machines: Family<Pool, Gauge>,
+    report_age: Family<Pool, Share>,
+    aside: Gauge,
     queue_tokens: Family<PoolStat, Share>,
     kv_usage: Family<PoolStat, Share>,
     kv_blocks: Family<StateLabel, Gauge>,
@@ -134,6 +136,8 @@ impl Metrics {
             violations: Family::default(),
             machines: Family::default(),
             pool_machines: Family::default(),
+            report_age: Family::default(),
+            aside: Gauge::default(),
             queue_tokens: Family::default(),
             kv_usage: Family::default(),
             kv_blocks: Family::default(),
@@ -175,6 +179,17 @@ impl Metrics {
         );
         of.register("machines", "Machines by state", self.machines.clone());
         of.register("pool_machines", "Machines that take work, by pool", self.pool_machines.clone());
+        of.register_with_unit(
+            "pool_report_age",
+            "Of the oldest report of a machine that counts",
+            Unit::Seconds,
+            self.report_age.clone(),
+        );
+        of.register(
+            "machines_aside",
+            "Machines with which no pairs are made, since their KV transfers failed",
+            self.aside.clone(),
+        );
         of.register("pool_queue_tokens", "Prompt tokens that wait on a machine", self.queue_tokens.clone());
         of.register("pool_kv_usage_ratio", "Share of a machine's KV tokens in use", self.kv_usage.clone());
         of.register(
@@ -280,8 +295,10 @@ impl Metrics {
             let label = StateLabel { state: state_name(state) };
             set(&self.machines.get_or_create_owned(&label), count);
         }
-        for pool in &now.pools {
+        set(&self.aside, now.aside);
+        for (pool, age_s) in now.pools.iter().zip(now.report_ages_s) {
             let name = role_name(pool.pool);
+            self.report_age.get_or_create_owned(&Pool { pool: name }).set(age_s);
             set(&self.pool_machines.get_or_create_owned(&Pool { pool: name }), pool.machines);
             for (family, spread) in [(&self.queue_tokens, pool.queue_tokens), (&self.kv_usage, pool.kv_usage)]
             {

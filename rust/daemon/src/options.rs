@@ -142,10 +142,10 @@ pub struct Options {
     /// KV bytes of one token on one machine, for `transfer` auto.
     #[cfg_attr(feature = "cli", arg(long, value_name = "N"))]
     pub kv_bytes_per_token: Option<u64>,
-    /// Shorter prompts run whole on a token machine.
+    /// Shorter prompts run whole, where an unsplit one would.
     #[cfg_attr(feature = "cli", arg(long, default_value_t = 0, value_name = "N"))]
     pub split_from_tokens: u32,
-    /// Which of equally loaded machines is taken: first or last.
+    /// Which of equally loaded machines is taken: in turn, the first or the last (turn, first, last).
     #[cfg_attr(feature = "cli", arg(long, default_value = "first", value_parser = word::<Ties>))]
     pub ties: Ties,
     /// Live placements at most.
@@ -163,6 +163,18 @@ pub struct Options {
     /// Tries of one request at most.
     #[cfg_attr(feature = "cli", arg(long, default_value_t = 4, value_name = "N"))]
     pub attempts_max: u32,
+    /// Failed transfers in a row after which no pair is made with a machine for a while.
+    #[cfg_attr(feature = "cli", arg(long, default_value_t = 3, value_name = "N"))]
+    pub transfer_failures_max: u32,
+    /// Seconds until such a machine is tried again.
+    #[cfg_attr(feature = "cli", arg(long, default_value_t = 30.0, value_name = "S"))]
+    pub aside_s: f64,
+    /// Seconds that a machine's report counts without a further one.
+    #[cfg_attr(feature = "cli", arg(long, default_value_t = 30.0, value_name = "S"))]
+    pub report_limit_s: f64,
+    /// Seconds until a waiting request ends that no machine known could hold.
+    #[cfg_attr(feature = "cli", arg(long, default_value_t = 60.0, value_name = "S"))]
+    pub unplaceable_limit_s: f64,
     /// Seconds between tries to place what waits.
     #[cfg_attr(feature = "cli", arg(long, default_value_t = 1.0, value_name = "S"))]
     pub retry_interval_s: f64,
@@ -221,6 +233,10 @@ impl Default for Options {
             recovery_headroom: None,
             priority_ageing_s: 10.0,
             attempts_max: 4,
+            transfer_failures_max: 3,
+            aside_s: 30.0,
+            report_limit_s: 30.0,
+            unplaceable_limit_s: 60.0,
             retry_interval_s: 1.0,
             handoff_limit_s: 30.0,
             lease_s: 60.0,
@@ -349,6 +365,10 @@ impl Options {
             recovery_headroom_permille: permille("recovery_headroom", headroom)?,
             priority_ageing_ns: nonzero(nanoseconds("priority_ageing_s", self.priority_ageing_s)?),
             attempts_max: self.attempts_max,
+            transfer_failures_max: self.transfer_failures_max,
+            aside_ns: nanoseconds("aside_s", self.aside_s)?,
+            report_limit_ns: nanoseconds("report_limit_s", self.report_limit_s)?,
+            unplaceable_limit_ns: nanoseconds("unplaceable_limit_s", self.unplaceable_limit_s)?,
             retry_interval_ns: nanoseconds("retry_interval_s", self.retry_interval_s)?,
             park_limit_ns: nanoseconds("handoff_limit_s", self.handoff_limit_s)?,
             lease_ns,
@@ -359,6 +379,9 @@ impl Options {
             let option = match error.option {
                 "kv_fill_max_permille" => "kv_fill_max",
                 "recovery_headroom_permille" => "recovery_headroom",
+                "aside_ns" => "aside_s",
+                "report_limit_ns" => "report_limit_s",
+                "unplaceable_limit_ns" => "unplaceable_limit_s",
                 "retry_interval_ns" => "retry_interval_s",
                 "park_limit_ns" => "handoff_limit_s",
                 "rejoin_limit_ns" => "rejoin_limit_s",

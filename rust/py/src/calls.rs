@@ -54,11 +54,18 @@ impl Names {
     }
 }
 
+/// Ids of requests that ended without a call of their own.
+#[derive(Clone, Default)]
+pub(crate) struct EndedAlone {
+    pub(crate) expired: VecDeque<u64>,
+    pub(crate) unplaceable: VecDeque<u64>,
+}
+
 /// What happened without a call of its own, until the caller asks for it.
 #[derive(Clone, Default)]
 pub(crate) struct Owed {
     placements: Vec<Placement>,
-    expired: VecDeque<u64>,
+    ended: EndedAlone,
     /// At the managed level, everything the next `handle` is to return first.
     actions: Vec<ClusterAction>,
 }
@@ -144,7 +151,10 @@ impl State {
                     self.owed.placements.push(placement);
                 }
                 ClusterAction::Ended { request, outcome: Outcome::Expired } => {
-                    self.owed.expired.push_back(request.0);
+                    self.owed.ended.expired.push_back(request.0);
+                }
+                ClusterAction::Ended { request, outcome: Outcome::Unplaceable } => {
+                    self.owed.ended.unplaceable.push_back(request.0);
                 }
                 ClusterAction::Placed(_)
                 | ClusterAction::Rejected { .. }
@@ -153,6 +163,8 @@ impl State {
                 | ClusterAction::Registered { .. }
                 | ClusterAction::Ended { .. }
                 | ClusterAction::Moved { .. }
+                | ClusterAction::Faulted { .. }
+                | ClusterAction::SetAside { .. }
                 | ClusterAction::Drained { .. } => {}
             }
         }
@@ -168,9 +180,11 @@ impl State {
             let core = &self.core;
             self.owed.placements.retain(|placement| holds(core, placement));
         }
-        let expired_max = self.core.config().requests_max as usize;
-        while self.owed.expired.len() > expired_max {
-            self.owed.expired.pop_front();
+        let ids_max = self.core.config().requests_max as usize;
+        for ids in [&mut self.owed.ended.expired, &mut self.owed.ended.unplaceable] {
+            while ids.len() > ids_max {
+                ids.pop_front();
+            }
         }
     }
 
@@ -236,6 +250,8 @@ impl State {
                 | ClusterAction::Command { .. }
                 | ClusterAction::Registered { .. }
                 | ClusterAction::Moved { .. }
+                | ClusterAction::Faulted { .. }
+                | ClusterAction::SetAside { .. }
                 | ClusterAction::Drained { .. } => {}
                 ClusterAction::Ended { request, .. } => recovered.failed.push(request.0),
             }
@@ -356,12 +372,12 @@ impl State {
         Ok(applied.is_yes())
     }
 
-    /// The placements that still hold and the expired ids, once.
-    pub(crate) fn poll(&mut self, now_ns: Option<u64>) -> Result<(Vec<Placement>, Vec<u64>), Fault> {
+    /// The placements that still hold and the ids of what has ended, once.
+    pub(crate) fn poll(&mut self, now_ns: Option<u64>) -> Result<(Vec<Placement>, EndedAlone), Fault> {
         self.begin(now_ns)?;
         let mut placements = std::mem::take(&mut self.owed.placements);
         placements.retain(|placement| holds(&self.core, placement));
-        Ok((placements, self.owed.expired.drain(..).collect()))
+        Ok((placements, std::mem::take(&mut self.owed.ended)))
     }
 
     pub(crate) fn renew(&mut self, requests: &[u64], now_ns: Option<u64>) -> Result<usize, Fault> {

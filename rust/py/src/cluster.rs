@@ -108,8 +108,12 @@ impl Cluster {
         recovery_headroom = 0.0,
         priority_ageing_s = 10.0,
         attempts_max = 4,
+        transfer_failures_max = 3,
+        aside_s = 30.0,
         retry_interval_s = 1.0,
         park_limit_s = 30.0,
+        unplaceable_limit_s = 60.0,
+        report_limit_s = 30.0,
         rejoin_limit_s = 5.0,
         hedge_after_s = 0.5,
         lease_s = None,
@@ -137,8 +141,12 @@ impl Cluster {
         recovery_headroom: f64,
         priority_ageing_s: Option<f64>,
         attempts_max: u32,
+        transfer_failures_max: u32,
+        aside_s: f64,
         retry_interval_s: f64,
         park_limit_s: f64,
+        unplaceable_limit_s: f64,
+        report_limit_s: f64,
         rejoin_limit_s: f64,
         hedge_after_s: Option<f64>,
         lease_s: Option<f64>,
@@ -161,7 +169,7 @@ impl Cluster {
             transfer: errors::word(py, "transfer", transfer, "auto, serialized or layer-wise")?,
             kv_bytes_per_token,
             split_from_tokens,
-            ties: errors::word(py, "ties", ties, "first or last")?,
+            ties: errors::word(py, "ties", ties, "turn, first or last")?,
             requests_max,
             admission: errors::word(py, "admission", admission, "bounds, early or predicted")?,
             recovery_headroom_permille: share("recovery_headroom", recovery_headroom, 0.0, 0.999)?,
@@ -169,8 +177,12 @@ impl Cluster {
                 .map(|given| seconds("priority_ageing_s", given))
                 .transpose()?,
             attempts_max,
+            transfer_failures_max,
+            aside_ns: seconds("aside_s", aside_s)?,
             retry_interval_ns: seconds("retry_interval_s", retry_interval_s)?,
             park_limit_ns: seconds("park_limit_s", park_limit_s)?,
+            unplaceable_limit_ns: seconds("unplaceable_limit_s", unplaceable_limit_s)?,
+            report_limit_ns: seconds("report_limit_s", report_limit_s)?,
             rejoin_limit_ns: seconds("rejoin_limit_s", rejoin_limit_s)?,
             hedge_after_ns: hedge_after_s.map(|given| seconds("hedge_after_s", given)).transpose()?,
             lease_ns: lease_s.map(|given| seconds("lease_s", given)).transpose()?,
@@ -420,17 +432,17 @@ impl Cluster {
     /// Collect what has happened since the last call.
     #[pyo3(signature = (now_ns = None))]
     fn poll(&self, py: Python<'_>, now_ns: Option<u64>) -> PyResult<Polled> {
-        let (placements, expired) = self.with(py, |state| {
-            let (placements, expired) = state.poll(now_ns)?;
+        let (placements, expired, unplaceable) = self.with(py, |state| {
+            let (placements, ended) = state.poll(now_ns)?;
             let names = state.names.by_index();
             let named =
                 placements.into_iter().map(|placement| (placement, Named::new(py, &placement, names)));
-            Ok((named.collect::<Vec<_>>(), expired))
+            Ok((named.collect::<Vec<_>>(), ended.expired.into(), ended.unplaceable.into()))
         })?;
         let placements = placements
             .into_iter()
             .map(|(placement, named)| Py::new(py, Placement::new(placement, named.ok_or_else(unnamed)?)));
-        Ok(Polled { placements: placements.collect::<PyResult<_>>()?, expired })
+        Ok(Polled { placements: placements.collect::<PyResult<_>>()?, expired, unplaceable })
     }
 
     /// Extend the leases of requests.
@@ -539,11 +551,11 @@ impl Cluster {
     }
 }
 
+fn unnamed() -> PyErr {
+    SplitcoreError::new_err("a machine of the placement has no name")
+}
+
 fn cost_table(given: &Bound<'_, PyAny>) -> PyResult<CostTable> {
     plain::read_all(given)?
         .map_err(|error| errors::config(given.py(), "costs", "a table as schema.CostTable", &error))
-}
-
-fn unnamed() -> PyErr {
-    SplitcoreError::new_err("a machine of the placement has no name")
 }

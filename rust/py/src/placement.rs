@@ -252,6 +252,8 @@ pub(crate) struct Polled {
     pub(crate) placements: Vec<Py<Placement>>,
     /// Ids whose lease ran out.
     pub(crate) expired: Vec<u64>,
+    /// Ids that no machine could hold for too long.
+    pub(crate) unplaceable: Vec<u64>,
 }
 
 #[pymethods]
@@ -259,6 +261,7 @@ impl Polled {
     fn __repr__(&self, py: Python<'_>) -> String {
         let placements: Vec<String> =
             self.placements.iter().map(|placement| placement.get().__repr__(py)).collect();
-        format!("Polled(placements=[{}], expired={:?})", placements.join(", "), self.expired)
+        let (placements, expired, unplaceable) = (placements.join(", "), &self.expired, &self.unplaceable);
+        format!("Polled(placements=[{placements}], expired={expired:?}, unplaceable={unplaceable:?})")
     }
 }

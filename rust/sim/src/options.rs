@@ -67,7 +67,7 @@ pub struct Options {
     pub reserve: String,
     /// `at-prompt` or `before-last`.
     pub cut: String,
-    /// `first` or `last`: which of equally loaded machines is taken. Results should not hang on it.
+    /// `turn`, `first` or `last`: which of equally loaded machines is taken. Results should not hang on it.
     pub ties: String,
     /// Of every message between Cluster and machines and between machines.
     pub message_delay_s: f64,

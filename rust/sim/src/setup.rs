@@ -234,7 +234,7 @@ fn cluster_config(options: &Options, model: Model) -> Result<ClusterConfig, SimE
     let returns = [("drained", MixedReturn::Drained), ("idle", MixedReturn::Idle)];
     let reserves = [("at-arrival", Reserve::AtArrival), ("at-source-done", Reserve::AtSourceDone)];
     let cuts = [("at-prompt", Cut::AtPrompt), ("before-last", Cut::BeforeLast)];
-    let ties = [("first", Ties::First), ("last", Ties::Last)];
+    let ties = [("turn", Ties::Turn), ("first", Ties::First), ("last", Ties::Last)];
     let admissions =
         [("bounds", Admission::Bounds), ("early", Admission::Early), ("predicted", Admission::Predicted)];
     let requests_max = options.max_in_flight.unwrap_or(u32::MAX);

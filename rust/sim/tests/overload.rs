@@ -8,8 +8,10 @@ mod common;
 
 use common::Machines::{Split, Unsplit};
 use common::{data, run, with_machines};
-use splitcore_sim::report::{AdmissionLimits, Summary};
-use splitcore_sim::{Options, Report, SimError, simulate};
+use splitcore_core::config::PolicyKind;
+use splitcore_core::machine::BatchPlan;
+use splitcore_sim::report::{AdmissionLimits, RequestRow, Summary};
+use splitcore_sim::{Observer, Options, Report, SimError, simulate, simulate_observed};
 
 const LIMIT_TTFT_S: f64 = 2.0;
 const LIMIT_TBT_S: f64 = 0.05;
@@ -222,4 +224,60 @@ fn wrong_options_are_told() {
     let edge =
         Options { recovery_headroom: 0.999, requests: Some(1), ..with_machines(Unsplit("1xdgx-h100")) };
     assert!(simulate(&Options { rate: Some(1.0), ..edge }, &mut |_, _| true).is_ok());
+}
+
+/// When any machine computes.
+#[derive(Default)]
+struct Passes(Vec<(u64, u64)>);
+
+impl Observer for Passes {
+    fn pass_started(&mut self, now_ns: u64, _machine: u32, end_ns: u64, _plan: &BatchPlan) {
+        self.0.push((now_ns, end_ns));
+    }
+}
+
+impl Passes {
+    /// The longest time in which no machine computes although a request is there.
+    fn longest_standstill_ns(mut self, report: &Report) -> u64 {
+        self.0.sort_unstable();
+        let mut busy_until = u64::MAX;
+        let mut longest = 0;
+        for (start, end) in self.0 {
+            let is_there = |row: &RequestRow| {
+                row.arrival_ns <= busy_until && (!row.finished() || row.arrival_ns + row.e2e_ns > busy_until)
+            };
+            if start > busy_until && report.rows.iter().any(is_there) {
+                longest = longest.max(start - busy_until);
+            }
+            busy_until = if busy_until == u64::MAX { end } else { busy_until.max(end) };
+        }
+        longest
+    }
+}
+
+/// More than one prompt machine can do for four token machines that fill up: what waits holds what others wait for.
+#[test]
+fn no_policy_stands_still_while_work_waits() {
+    let cluster = |prompt, token, rate, duration_s| Options {
+        rate: Some(rate),
+        duration_s: Some(duration_s),
+        ..with_machines(Split(prompt, token))
+    };
+    for (_, policy) in PolicyKind::ALL {
+        for options in [
+            cluster("1xdgx-h100", "4xdgx-h100", 14.0, 200.0),
+            cluster("2xdgx-h100", "2xdgx-h100", 20.0, 60.0),
+            Options { reserve: "at-source-done".into(), ..cluster("2xdgx-h100", "2xdgx-h100", 20.0, 60.0) },
+        ] {
+            let options = Options { policy: Some(policy.into()), ..options };
+            let mut passes = Passes::default();
+            let report = simulate_observed(&options, &mut |_, _| true, &mut passes).unwrap();
+            let name = format!("{policy}, {:?} and {:?}", options.prompt, options.token);
+            let idle_s = passes.longest_standstill_ns(&report) as f64 / 1e9;
+            // Machines report once a second, and whatever waits for room hears of it then at the latest.
+            assert!(idle_s < 1.5, "{name}: {idle_s} s");
+            let again = report.rows.iter().filter(|row| row.attempts > 1).count();
+            assert_eq!(again, 0, "{name}: requests that were taken back");
+        }
+    }
 }

@@ -6,7 +6,7 @@ mod common;
 use common::Machines::{Split, Unsplit};
 use common::{TempFile, assert_near, run, with_machines};
 use splitcore_core::cluster::Cluster;
-use splitcore_core::config::ClusterConfig;
+use splitcore_core::config::{ClusterConfig, Ties};
 use splitcore_core::event::{Arrival, ClusterAction, ClusterEvent, Join, Link, Role};
 use splitcore_core::id::MachineId;
 use splitcore_core::machine::BatchPlan;
@@ -154,7 +154,9 @@ fn m14_the_simulator_places_as_the_library_does() {
     let rows: Vec<_> = (0..60).map(|id: u32| (0.0, 100 + 731 * id % 3000, 5)).collect();
     let trace = TempFile::trace("m14", &rows);
     let report = run(&Options { trace: trace.path(), ..with_machines(Split("3xdgx-h100", "4xdgx-h100")) });
-    let config = ClusterConfig { kv_bytes_per_token: Some(KV_BYTES), ..ClusterConfig::default() };
+    // The simulator takes the first of equals unless told otherwise.
+    let ties = Ties::First;
+    let config = ClusterConfig { kv_bytes_per_token: Some(KV_BYTES), ties, ..ClusterConfig::default() };
     let mut cluster = Cluster::new(config).unwrap();
     let mut actions = Vec::new();
     for index in 0..7 {

@@ -234,6 +234,9 @@ fn cluster(rng: &mut Rng, seed: u64) -> ClusterConfig {
         retry_interval_ns: rng.pick(&[5_000, 20_000]),
         park_limit_ns: rng.pick(&[50_000, 300_000]),
         rejoin_limit_ns: rng.pick(&[3_000, 30_000, 300_000]),
+        unplaceable_limit_ns: rng.pick(&[100_000, 10_000_000_000]),
+        transfer_failures_max: rng.pick(&[1, 3]),
+        aside_ns: rng.pick(&[20_000, 200_000]),
         seed,
         ..ClusterConfig::default()
     }

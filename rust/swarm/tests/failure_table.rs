@@ -72,10 +72,28 @@ fn waits() -> String {
             "the oldest leg is taken back (`Relief`); no fault",
         ),
         (
-            "a parked request, or a second leg without a machine",
+            "a second leg without a machine for room on one",
             "Cluster `retry_interval_ns`",
             duration(cluster.retry_interval_ns),
             "it is tried again, as with every report and every release; waiting for memory fails no request",
+        ),
+        (
+            "a parked request for a machine that can hold it, where none is known",
+            "Cluster `unplaceable_limit_ns`",
+            duration(cluster.unplaceable_limit_ns),
+            "it ends as unplaceable; whenever machines come or change it is tried again",
+        ),
+        (
+            "a machine that was set aside for another try",
+            "Cluster `aside_ns`",
+            duration(cluster.aside_ns),
+            "pairs are made with it again; one more failed transfer sets it aside again",
+        ),
+        (
+            "a report for a further one",
+            "Cluster `report_limit_ns`",
+            duration(cluster.report_limit_ns),
+            "what was booked on the machine counts again",
         ),
         (
             "a placement that nobody renews (embedders only)",
@@ -99,10 +117,11 @@ fn limits() -> String {
     format!(
         "| option | default | what it bounds |\n| --- | --- | --- |\n\
          | Cluster `attempts_max` | {} | faults of a request: with the last of them it ends as `attempts_max` |\n\
+         | Cluster `transfer_failures_max` | {} | failed transfers in a row: with so many a machine is set aside |\n\
          | Cluster `requests_max` | {} | live requests |\n\
          | Machine `evictions_max` | {} | evictions of a request after which it is spared while others can give way |\n\
          | Machine `quarantine_limit_permille` | {quarantine} % | blocks in quarantine; with more it gets no new work |\n",
-        cluster.attempts_max, cluster.requests_max, machine.evictions_max,
+        cluster.attempts_max, cluster.transfer_failures_max, cluster.requests_max, machine.evictions_max,
     )
 }
 

@@ -23,7 +23,7 @@ impl Cluster {
     /// search, then the share kept free, then the limits of its class on that pair.
     pub(super) fn answer(&self, arrival: &Arrival) -> Result<Choice, Rejection> {
         self.admit(arrival)?;
-        let choice = self.pick(&self.first_ask(arrival)).ok_or(Rejection::NoMachine)?;
+        let choice = self.pick(&self.first_ask(arrival)).ok_or_else(|| self.nowhere_now(arrival))?;
         if self.config.recovery_headroom_permille > 0 {
             self.check_headroom(arrival, choice)?;
         }

@@ -6,10 +6,11 @@ use super::requests::WatchedLeg;
 use super::{Cluster, MachineState};
 use crate::config::MixedReturn;
 use crate::error::{Applied, EventError};
-use crate::event::{ClusterAction, Outcome, Role};
+use crate::event::{ClusterAction, Fault, Outcome, Role};
 use crate::id::{AssignmentSeq, LegKey, MachineId, RequestId};
 use crate::leg::{Command, Compute, Inbound, Notice, Outbound, Report};
 use crate::placement::Reserve;
+use crate::time::Time;
 
 impl Cluster {
     pub(super) fn notice(
@@ -58,9 +59,10 @@ impl Cluster {
             }
             Notice::Released { key, to, report } => {
                 // What is released changes the machine's place in the indexes as well: once is enough.
+                let now = self.now;
                 let settled = from.is_none_or(|machine| {
                     let entry = self.entry(machine);
-                    entry.take_report(report);
+                    entry.take_report(now, report);
                     entry.pooled != report.over_quarantine
                 });
                 let applied = self.released(from, key, to, report.seq, actions);
@@ -89,6 +91,9 @@ impl Cluster {
             }
             Notice::Landed { key } => {
                 let slot = self.watch(from, key, 1, |leg| leg.state.inbound = Inbound::Ready);
+                if let Some(slot) = slot {
+                    self.got_across(slot);
+                }
                 self.applied(slot)
             }
             Notice::PrefillDone { key, .. } => self.prefill_done(from, key, actions),
@@ -105,14 +110,50 @@ impl Cluster {
 
     fn take_report(&mut self, from: Option<u32>, report: Report, actions: &mut Vec<ClusterAction>) {
         let Some(machine) = from else { return };
+        let now = self.now;
+        let due = now.after(self.config.report_limit_ns);
+        self.reports_due.get_or_insert(due);
         let entry = self.entry(machine);
-        entry.take_report(report);
+        entry.take_report(now, report);
         if entry.pooled == report.over_quarantine {
             self.enroll(machine);
         }
         self.refresh(machine);
         // Where quarantine had kept it from its pool, it may have had nothing to stay away from home for since.
         self.go_home(machine, actions);
+    }
+
+    /// Machines that have not reported for `report_limit_ns` count by our own books again. O(machines), and O(live
+    /// requests) for each such machine.
+    pub(super) fn drop_old_reports(&mut self, actions: &mut Vec<ClusterAction>) {
+        self.reports_due = None;
+        for machine in 0..self.machines_len() {
+            let Some(since) = self.machines[machine as usize].reported_at() else { continue };
+            let due = since.after(self.config.report_limit_ns);
+            if due > self.now {
+                self.reports_due = Time::earliest(self.reports_due, Some(due));
+                continue;
+            }
+            let own_kv = self.booked_kv(machine);
+            // One of ours, in its session, says when its blocks are free; an embedder may have stopped reporting.
+            let keeps_away = self.is_managed()
+                && self.machines[machine as usize].shown_state() == MachineState::Quarantined;
+            self.entry(machine).disbelieve(own_kv, keeps_away);
+            self.enroll(machine);
+            self.refresh(machine);
+            self.go_home(machine, actions);
+            self.tell_drained(machine, actions);
+        }
+    }
+
+    /// KV tokens of all bookings on a machine, those of legs given up included until it has let go.
+    fn booked_kv(&self, machine: u32) -> u64 {
+        let id = self.id_of(machine);
+        let legs = self.requests.iter().flat_map(|(_, request)| request.legs.iter().flatten());
+        let live = legs.filter(|leg| leg.machine == Some(id)).map(|leg| leg.booking);
+        let given_up = self.closing.iter().filter(|((_, at), _)| *at == machine);
+        let bookings = live.chain(given_up.map(|(_, closing)| closing.booking));
+        bookings.map(|booking| u64::from(booking.kv_tokens)).sum()
     }
 
     /// The leg of a live attempt that was sent to a machine: of one that it was not told of it can say nothing yet.
@@ -153,6 +194,12 @@ impl Cluster {
         Some(slot)
     }
 
+    /// A request's KV is where it decodes.
+    fn got_across(&mut self, slot: u32) {
+        let [first, second] = self.requests.get(slot).legs.map(|leg| leg.and_then(|leg| leg.machine));
+        self.note_transfer(first, second);
+    }
+
     fn applied(&mut self, slot: Option<u32>) -> Applied {
         if slot.is_some() { Applied::Yes } else { self.late() }
     }
@@ -160,21 +207,7 @@ impl Cluster {
     fn prefill_done(&mut self, from: Option<u32>, key: LegKey, actions: &mut Vec<ClusterAction>) -> Applied {
         let found = self.find_leg(from, key, |leg| leg.booking.prefill_tokens > 0);
         let Some((slot, at)) = found else { return self.late() };
-        let Some(leg) = &mut self.requests.get_mut(slot).legs[at] else { return Applied::Late };
-        let Some(machine) = leg.machine else { return Applied::Late };
-        let tokens = std::mem::take(&mut leg.booking.prefill_tokens);
-        // What a leg holds for its successor is no prefill work any more: it keeps no machine from going home.
-        let turns = std::mem::take(&mut leg.booking.prefills);
-        leg.state.compute = if leg.booking.decodes { Compute::Decoding } else { Compute::Held };
-        // Said again after a lost session, it changes nothing.
-        let hands_over = !leg.booking.decodes && turns;
-        let entry = self.entry(machine.index);
-        entry.booked -= u64::from(tokens);
-        entry.prefill_legs -= u32::from(turns);
-        self.refresh(machine.index);
-        if turns {
-            self.go_home(machine.index, actions);
-        }
+        let hands_over = self.end_prefill(slot, at, actions);
         if hands_over && self.config.reserve == Reserve::AtSourceDone {
             self.command_reserve(slot, actions);
             self.command_send(slot, actions);
@@ -183,6 +216,25 @@ impl Cluster {
         self.requests.get_mut(slot).moved_at = now;
         self.touch_lease(slot);
         Applied::Yes
+    }
+
+    /// A leg has computed its prompt. Returns whether it now hands over; said again after a lost session, it does not.
+    fn end_prefill(&mut self, slot: u32, at: usize, actions: &mut Vec<ClusterAction>) -> bool {
+        let Some(leg) = &mut self.requests.get_mut(slot).legs[at] else { return false };
+        let Some(machine) = leg.machine else { return false };
+        let tokens = std::mem::take(&mut leg.booking.prefill_tokens);
+        // What a leg holds for its successor is no prefill work any more: it keeps no machine from going home.
+        let turns = std::mem::take(&mut leg.booking.prefills);
+        leg.state.compute = if leg.booking.decodes { Compute::Decoding } else { Compute::Held };
+        let hands_over = !leg.booking.decodes && turns;
+        let entry = self.entry(machine.index);
+        entry.booked -= u64::from(tokens);
+        entry.prefill_legs -= u32::from(turns);
+        self.refresh(machine.index);
+        if turns {
+            self.go_home(machine.index, actions);
+        }
+        hands_over
     }
 
     /// Until the next `PrefillDone` the machine has everything so far to prefill again.
@@ -223,8 +275,10 @@ impl Cluster {
         if !managed {
             // The destination decodes, so it has the KV: the source's blocks are free.
             if request.legs[1].is_some() && request.legs[0].is_some() {
+                self.got_across(slot);
                 self.leave(slot, 0, actions);
             }
+            self.end_own_prefill(slot, tokens, actions);
             self.grow_own(slot, tokens);
         } else if request.parked && self.end_if_given(slot, actions) {
             // An attempt that was given up has given the last: there is nothing to wait for.
@@ -232,6 +286,15 @@ impl Cluster {
         }
         self.touch_lease(slot);
         Applied::Yes
+    }
+
+    /// An embedder that tells of tokens need not have told that the prompt is done: it is.
+    fn end_own_prefill(&mut self, slot: u32, tokens: u32, actions: &mut Vec<ClusterAction>) {
+        for at in 0..2 {
+            if tokens > 0 && self.requests.get(slot).legs[at].is_some_and(|leg| leg.booking.decodes) {
+                self.end_prefill(slot, at, actions);
+            }
+        }
     }
 
     /// An embedder's machines do not report, so the books follow what is delivered.
@@ -258,10 +321,16 @@ impl Cluster {
         let Some(second) = self.requests.get(slot).legs[1].filter(|next| !next.is_ready()) else {
             return self.late();
         };
-        if !self.is_managed() {
-            self.fault(slot, actions);
-        } else if second.machine.is_some() {
+        let source = self.requests.get(slot).legs[0].and_then(|leg| leg.machine);
+        let (Some(from), Some(to)) = (source, second.machine) else { return Applied::Yes };
+        let request = self.requests.get_mut(slot);
+        request.fault = Some(Fault::Transfer { from, to });
+        request.unreached.push(to.index);
+        self.note_failed_transfer(from, to, actions);
+        if self.is_managed() {
             self.send_elsewhere(slot, actions);
+        } else {
+            self.fault(slot, actions);
         }
         Applied::Yes
     }
@@ -425,14 +494,10 @@ impl Cluster {
             self.held_in_mixed.insert((due, machine));
             return;
         }
-        entry.pool = entry.home;
-        let (id, home) = (entry.id, entry.home);
+        let home = entry.home;
         self.held_in_mixed.remove(&(due, machine));
-        self.pools.leave(Role::Mixed, machine);
-        self.pools.enter(home, machine);
-        self.refresh(machine);
         self.counters.to_home += 1;
-        actions.push(ClusterAction::Moved { machine: id, pool: home });
+        self.move_to(machine, home, actions);
     }
 
     pub(super) fn tell_drained(&mut self, machine: u32, actions: &mut Vec<ClusterAction>) {

@@ -82,6 +82,8 @@ pub(crate) struct MachineEntry {
     /// Legs given up whose blocks are not yet known to be free.
     pub(crate) closing: u32,
     report: Report,
+    /// When it came.
+    reported_at: Time,
     /// Bookings it was told of after its last report.
     later_kv: u64,
     later: VecDeque<(AssignmentSeq, u32)>,
@@ -128,6 +130,7 @@ impl MachineEntry {
             later_kv: 0,
             reports: false,
             report: Report::default(),
+            reported_at: Time::ZERO,
             seq: AssignmentSeq(0),
             mixed_since: Time::ZERO,
             went_on_at: Time::ZERO,
@@ -249,8 +252,8 @@ impl MachineEntry {
     }
 
     /// Takes a report in, unless it is older than the last one.
-    pub(crate) fn take_report(&mut self, report: Report) {
-        if self.reports && report.seq < self.report.seq {
+    pub(crate) fn take_report(&mut self, now: Time, report: Report) {
+        if report.seq < self.report.seq {
             return;
         }
         while self.later.front().is_some_and(|&(seq, _)| seq <= report.seq) {
@@ -258,8 +261,21 @@ impl MachineEntry {
                 self.later_kv -= u64::from(tokens);
             }
         }
-        (self.reports, self.report) = (true, report);
+        (self.reports, self.report, self.reported_at) = (true, report, now);
         self.kv_load = report.kv_tokens + self.later_kv + self.unsent_kv;
+    }
+
+    /// When it made the report that counts.
+    pub(crate) fn reported_at(&self) -> Option<Time> {
+        self.reports.then_some(self.reported_at)
+    }
+
+    /// Its last report is too old to be believed: what is booked on it, `own_kv` tokens, counts. Reports from before
+    /// the last are late still. `over_quarantine` stays where it says itself when that ends.
+    pub(crate) fn disbelieve(&mut self, own_kv: u64, over_quarantine: bool) {
+        self.report = Report { seq: self.report.seq, over_quarantine, ..Report::default() };
+        self.reports = false;
+        self.kv_load = own_kv;
     }
 
     /// Whether its last report leaves hope for a block.

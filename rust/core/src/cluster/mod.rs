@@ -23,6 +23,7 @@ mod requests;
 mod restart;
 mod retry;
 mod sessions;
+mod transfers;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -41,6 +42,7 @@ use machines::{Booking, Closing, MachineEntry};
 use pools::{Pools, View};
 use predictor::Predictor;
 use requests::Requests;
+use transfers::Suspects;
 
 /// What a Cluster has counted since it was made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -72,6 +74,9 @@ pub struct ClusterCounters {
     pub to_mixed: u64,
     /// Machines that went home.
     pub to_home: u64,
+    /// Times a machine was set aside because its transfers failed.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub set_aside: u64,
     /// Events about what is over.
     pub late: u64,
 }
@@ -97,6 +102,12 @@ pub struct MachineLoad {
     pub kv_tokens: u64,
     /// KV tokens it can hold.
     pub kv_capacity_tokens: u64,
+    /// Of machines with as much load, the one with the lowest is taken.
+    pub rank: u64,
+    /// When it made the report that is believed; none counts by our own books.
+    pub reported_at: Option<Time>,
+    /// Until when no pair is made with it, because its transfers failed.
+    pub aside_until: Option<Time>,
 }
 
 /// The cluster-level scheduler. `Clone` is a snapshot: the copy, given the same events, answers the same actions.
@@ -112,6 +123,10 @@ pub struct Cluster {
     /// Accepted requests without a live leg, in line: the longer they wait and the higher their priority, the sooner.
     parked: BTreeSet<ParkedKey>,
     parked_by_class: BTreeMap<u32, u32>,
+    /// Parked requests that no machine known can hold, by the time they end.
+    unplaceable: BTreeSet<(Time, u32)>,
+    /// Whether a machine has come or changed since the parked were last tried: nothing else can find them a place.
+    machines_changed: bool,
     /// Requests whose second leg has no machine, by arrival.
     unreserved: BTreeSet<(Order, u32)>,
     /// Legs given up whose machine has not yet said that the blocks are free.
@@ -132,9 +147,13 @@ pub struct Cluster {
     retried_at: Time,
     /// When handoffs were last looked over for ones that do not go on.
     swept_at: Time,
+    /// When reports are next looked over for ones that are too old, if there are any.
+    reports_due: Option<Time>,
     kv_capacity_tokens_max: u64,
     /// What requests and passes are expected to take.
     predictor: Predictor,
+    /// Machines whose transfers fail.
+    suspects: Suspects,
     counters: ClusterCounters,
 }
 
@@ -154,6 +173,8 @@ impl Cluster {
             arrivals: 0,
             parked: BTreeSet::new(),
             parked_by_class: BTreeMap::new(),
+            unplaceable: BTreeSet::new(),
+            machines_changed: false,
             unreserved: BTreeSet::new(),
             closing: BTreeMap::new(),
             leases: BTreeSet::new(),
@@ -165,8 +186,10 @@ impl Cluster {
             ended_in_grace: BTreeSet::new(),
             retried_at: Time::ZERO,
             swept_at: Time::ZERO,
+            reports_due: None,
             kv_capacity_tokens_max: 0,
             predictor: Predictor::default(),
+            suspects: Suspects::default(),
             counters: ClusterCounters::default(),
         })
     }
@@ -229,9 +252,7 @@ impl Cluster {
 
     /// Takes a new incarnation in; the old one is lost at once.
     fn seat_machine(&mut self, join: &Join) -> Result<(), EventError> {
-        if join.kv_capacity_tokens == 0 || join.speed_weight == 0 {
-            return Err(EventError::EmptyMachine(join.machine));
-        }
+        join.check()?;
         let index = join.machine.index;
         // Machines register in any order; the places before this one are for those to come.
         while self.machines.len() <= index as usize {
@@ -244,34 +265,69 @@ impl Cluster {
         Ok(())
     }
 
+    /// Takes in what a machine that is back says of itself: it may hold less than before. Its home stays.
+    fn take_terms(&mut self, join: &Join) {
+        let index = join.machine.index;
+        let entry = &mut self.machines[index as usize];
+        let known = (entry.kv_capacity_tokens, entry.speed_weight, entry.link);
+        self.predictor.join(index, join.costs.as_ref());
+        if known == (join.kv_capacity_tokens, join.speed_weight, join.link) {
+            return;
+        }
+        if std::mem::take(&mut entry.pooled) {
+            self.pools.leave(index, entry);
+        }
+        (entry.kv_capacity_tokens, entry.speed_weight, entry.link) =
+            (join.kv_capacity_tokens, join.speed_weight, join.link);
+        self.enroll(index);
+        self.measure_all();
+    }
+
     /// Puts a machine into its pool or takes it out, as its state demands.
     fn enroll(&mut self, index: u32) {
         let entry = &mut self.machines[index as usize];
-        let (pool, pooled) = (entry.pool, entry.takes_work());
+        let pooled = entry.takes_work();
         if entry.pooled != pooled {
             entry.pooled = pooled;
             if pooled {
-                self.pools.enter(pool, index);
+                self.pools.enter(index, entry);
                 self.refresh(index);
             } else {
-                self.pools.leave(pool, index);
+                self.pools.leave(index, entry);
             }
         }
+        self.machines_changed = true;
         self.measure_largest(index);
+    }
+
+    /// Moves a machine to another pool.
+    fn move_to(&mut self, index: u32, pool: Role, actions: &mut Vec<ClusterAction>) {
+        let entry = &mut self.machines[index as usize];
+        self.pools.leave(index, entry);
+        entry.pool = pool;
+        self.pools.enter(index, entry);
+        let machine = entry.id;
+        self.refresh(index);
+        actions.push(ClusterAction::Moved { machine, pool });
     }
 
     /// The capacity of the largest machine that is up, after a change of one. O(1) unless that one was the largest.
     fn measure_largest(&mut self, changed: u32) {
-        let entry = &self.machines[changed as usize];
+        let (entry, before) = (&self.machines[changed as usize], self.kv_capacity_tokens_max);
         if entry.state == MachineState::Up {
-            self.kv_capacity_tokens_max = self.kv_capacity_tokens_max.max(entry.kv_capacity_tokens);
-            return;
+            self.kv_capacity_tokens_max = before.max(entry.kv_capacity_tokens);
+        } else if entry.kv_capacity_tokens >= before {
+            return self.measure_all();
         }
-        if entry.kv_capacity_tokens < self.kv_capacity_tokens_max {
-            return;
+        if self.kv_capacity_tokens_max != before {
+            self.judge_all_parked();
         }
+    }
+
+    fn measure_all(&mut self) {
         let up = self.machines.iter().filter(|entry| entry.state == MachineState::Up);
         self.kv_capacity_tokens_max = up.map(|entry| entry.kv_capacity_tokens).max().unwrap_or(0);
+        self.judge_all_parked();
     }
 
     /// The entry of a live machine; `None` for an incarnation that is over.
@@ -295,6 +351,7 @@ impl Cluster {
             config: &self.config,
             machines: &self.machines,
             pools: &self.pools,
+            suspects: &self.suspects,
             placements: self.counters.placed,
         }
     }
@@ -332,7 +389,7 @@ impl Cluster {
     pub fn next_deadline(&self) -> Option<Time> {
         let mut due = None;
         if !self.is_recovering() {
-            if !self.parked.is_empty() || !self.unreserved.is_empty() {
+            if !self.unreserved.is_empty() {
                 due = Some(self.retried_at.after(self.config.retry_interval_ns));
             }
             if self.is_managed() && self.requests.len() > 0 {
@@ -340,9 +397,10 @@ impl Cluster {
             }
             due = Time::earliest(due, self.moving.first().map(|&(due, _)| due));
         }
-        for line in [&self.leases, &self.held_in_mixed, &self.away] {
+        for line in [&self.leases, &self.held_in_mixed, &self.away, &self.unplaceable] {
             due = Time::earliest(due, line.first().map(|&(due, _)| due));
         }
+        due = Time::earliest(Time::earliest(due, self.suspects.next_due()), self.reports_due);
         Time::earliest(due, self.opens_at.filter(|&opens| opens != Time::MAX))
     }
 
@@ -374,6 +432,9 @@ impl Cluster {
             booked: entry.booked,
             kv_tokens: entry.kv_load,
             kv_capacity_tokens: entry.kv_capacity_tokens,
+            rank: self.pools.rank(machine),
+            reported_at: entry.reported_at(),
+            aside_until: self.suspects.aside_until(machine),
         })
     }
 
@@ -390,6 +451,11 @@ impl Cluster {
     /// Accepted requests that wait for a machine.
     pub fn parked_requests(&self) -> usize {
         self.parked.len()
+    }
+
+    /// Second legs that wait for room on a machine.
+    pub fn unreserved_legs(&self) -> usize {
+        self.unreserved.len()
     }
 
     /// What it has counted.

@@ -5,7 +5,7 @@ use super::policies::policy;
 use super::pools::{Ask, Choice, Pick, Side};
 use super::requests::{Request, WatchedLeg};
 use super::{Cluster, MachineState};
-use crate::config::{Cut, TransferRule};
+use crate::config::{Cut, PolicyKind, TransferRule};
 use crate::error::{Applied, EventError, Rejection};
 use crate::event::{Arrival, ClusterAction, Link, Role};
 use crate::id::{AssignmentSeq, Attempt, LegKey, MachineId, Order, RequestId};
@@ -53,28 +53,32 @@ impl Cluster {
     }
 
     pub(super) fn admit(&self, arrival: &Arrival) -> Result<(), Rejection> {
-        let total = u64::from(arrival.prompt_tokens) + u64::from(arrival.max_new_tokens);
+        let total = arrival.total_tokens_max();
         if self.requests.len() >= self.config.requests_max as usize {
             return Err(Rejection::RequestsMax);
         }
         if self.is_recovering() {
             return Err(Rejection::Recovering);
         }
-        if self.parked_by_class.contains_key(&arrival.class) {
-            return Err(Rejection::Overloaded);
-        }
         if self.kv_capacity_tokens_max == 0 {
-            return Err(Rejection::NoMachine);
+            return Err(self.nowhere_now(arrival));
         }
         if total > self.kv_capacity_tokens_max {
             return Err(Rejection::TooLarge);
         }
         let Some(pin) = arrival.pin_token else { return Ok(()) };
         let entry = &self.machines[pin as usize];
-        if !entry.pooled {
-            return Err(Rejection::PinUnavailable);
+        if entry.state == MachineState::Up && total > entry.kv_capacity_tokens {
+            return Err(Rejection::TooLarge);
         }
-        if total > entry.kv_capacity_tokens { Err(Rejection::TooLarge) } else { Ok(()) }
+        if entry.pooled { Ok(()) } else { Err(Rejection::PinUnavailable) }
+    }
+
+    /// Why an arrival that a machine could hold finds none now.
+    pub(super) fn nowhere_now(&self, arrival: &Arrival) -> Rejection {
+        // Those that were accepted before it wait for such a machine as well, and go first.
+        let waits = self.parked_by_class.contains_key(&arrival.class);
+        if waits { Rejection::Overloaded } else { Rejection::NoMachine }
     }
 
     /// This attempt, unless one of its name or a later one still has blocks somewhere, of an earlier request of this id
@@ -89,30 +93,39 @@ impl Cluster {
         taken.last().map_or(attempt, |((key, _), _)| key.attempt.0 + 1)
     }
 
-    pub(super) fn first_ask(&self, arrival: &Arrival) -> Ask {
+    pub(super) fn first_ask(&self, arrival: &Arrival) -> Ask<'static> {
         Ask {
             prompt_tokens: arrival.prompt_tokens,
-            total_tokens_max: u64::from(arrival.prompt_tokens) + u64::from(arrival.max_new_tokens),
+            total_tokens_max: arrival.total_tokens_max(),
+            ends_with_prompt: arrival.max_new_tokens == 1,
             order: Order(self.arrivals),
             attempt: 1,
             pin_token: arrival.pin_token,
+            unreached: &[],
         }
     }
 
     /// What a policy is asked for a request that was accepted before.
-    pub(super) fn ask(&self, slot: u32) -> Ask {
+    pub(super) fn ask(&self, slot: u32) -> Ask<'_> {
         let request = self.requests.get(slot);
         let arrival = &request.arrival;
-        // One whose session broke may be back; after a restart it may yet register.
-        let pin_up =
-            |&pin: &u32| self.machines.get(pin as usize).is_some_and(|entry| entry.state == MachineState::Up);
+        let total_tokens_max = arrival.total_tokens_max();
+        // One whose session broke may be back; after a restart it may yet register, and may then hold less.
+        let pin_up = |&pin: &u32| {
+            let entry = self.machines.get(pin as usize);
+            entry.is_some_and(|entry| {
+                entry.state == MachineState::Up && total_tokens_max <= entry.kv_capacity_tokens
+            })
+        };
         Ask {
             prompt_tokens: request.prompt_tokens(),
-            total_tokens_max: u64::from(arrival.prompt_tokens) + u64::from(arrival.max_new_tokens),
+            total_tokens_max,
+            ends_with_prompt: arrival.max_new_tokens == 1,
             order: request.order,
             attempt: request.attempt.0,
-            // Where the pinned machine is gone, any will do: an accepted request is not dropped.
+            // Where the pinned machine is gone or too small, any will do: an accepted request is not dropped.
             pin_token: arrival.pin_token.filter(pin_up),
+            unreached: &request.unreached,
         }
     }
 
@@ -133,11 +146,16 @@ impl Cluster {
         }))
     }
 
-    /// A policy's choice; a prompt too short to be split runs whole where it chose to decode it.
-    pub(super) fn pick(&self, ask: &Ask) -> Option<Choice> {
-        let choice = policy(self.config.policy).pick(&self.view(), ask)?;
-        let is_short = ask.prompt_tokens < self.config.split_from_tokens;
-        Some(if is_short { Choice::whole(choice.token) } else { choice })
+    /// A policy's choice. A prompt too short to be split goes where an unsplit one would; a request that ends with its
+    /// prompt is decoded nowhere, so that nothing is reserved or sent for it.
+    pub(super) fn pick(&self, ask: &Ask<'_>) -> Option<Choice> {
+        let view = self.view();
+        if ask.prompt_tokens < self.config.split_from_tokens && self.config.policy != PolicyKind::Jsq {
+            return view.for_short(ask);
+        }
+        let choice = policy(self.config.policy).pick(&view, ask)?;
+        let ends_there = ask.ends_with_prompt && ask.pin_token.is_none();
+        Some(if ends_there { Choice::whole(choice.prompt) } else { choice })
     }
 
     /// The machines for a request that was accepted before. Where its policy has none, any that can hold it whole
@@ -158,13 +176,27 @@ impl Cluster {
         pinned.or_else(|| view.least_of_all(&ask).map(least)).map(Choice::whole)
     }
 
+    /// The whole of a request that was accepted before on a given machine, unless that cannot hold it or another is pinned.
+    pub(super) fn choose_whole(&self, slot: u32, machine: u32) -> Option<Choice> {
+        let ask = self.ask(slot);
+        let is_free =
+            ask.pin_token.is_none() && !self.is_recovering() && self.machines[machine as usize].pooled;
+        let fits = is_free && self.view().fits(machine, &ask);
+        fits.then_some(Choice::whole(Pick { machine, step: Step::LeastOfAll }))
+    }
+
     /// Applies a choice to an accepted request: pool moves, bookings, commands.
     pub(super) fn place(&mut self, slot: u32, choice: Choice, actions: &mut Vec<ClusterAction>) {
         let why = self.why(choice);
-        for pick in [choice.prompt, choice.token] {
-            self.move_if_borrowed(pick.machine, pick.step, actions);
-        }
         let mut legs = self.cut(choice, self.requests.get(slot).prompt_tokens());
+        let order = self.requests.get(slot).order;
+        let waits = legs[1].filter(|_| self.is_awaited(choice.token.machine, order));
+        self.move_if_borrowed(choice.prompt.machine, choice.prompt.step, actions);
+        if let Some(second) = waits {
+            legs[1] = Some(second.unseated());
+        } else {
+            self.move_if_borrowed(choice.token.machine, choice.token.step, actions);
+        }
         for leg in legs.iter_mut().flatten() {
             self.book(leg);
         }
@@ -181,8 +213,13 @@ impl Cluster {
             self.expect(slot);
         }
         self.command_first(slot, actions);
+        if waits.is_some() {
+            // There may be another machine that nobody waits for.
+            self.place_second(slot, actions);
+            legs = self.requests.get(slot).legs;
+        }
         // Both legs' machines know it, if both were told.
-        if legs[1].is_none() || self.config.reserve != Reserve::AtArrival {
+        if waits.is_some() || legs[1].is_none() || self.config.reserve != Reserve::AtArrival {
             self.cover(slot, actions);
         }
         self.counters.placed += 1;
@@ -294,6 +331,7 @@ impl Cluster {
 
     pub(super) fn book(&mut self, leg: &mut WatchedLeg) {
         if let Some(machine) = leg.machine {
+            self.pools.take(machine.index);
             self.entry(machine.index).book(&leg.booking);
             self.refresh(machine.index);
         }
@@ -306,15 +344,9 @@ impl Cluster {
         if step != Step::Opposite || entry.pool == Role::Mixed {
             return;
         }
-        let from = entry.pool;
-        entry.pool = Role::Mixed;
         entry.mixed_since = now;
-        let id = entry.id;
-        self.pools.leave(from, machine);
-        self.pools.enter(Role::Mixed, machine);
-        self.refresh(machine);
         self.counters.to_mixed += 1;
-        actions.push(ClusterAction::Moved { machine: id, pool: Role::Mixed });
+        self.move_to(machine, Role::Mixed, actions);
     }
 
     /// The commands of a new placement: the destination first, so that its grant can be early.

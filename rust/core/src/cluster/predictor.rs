@@ -186,7 +186,7 @@ impl Cluster {
     pub(super) fn expect(&mut self, slot: u32) {
         let request = self.requests.get(slot);
         let [Some(first), second] = request.legs else { return };
-        let (Some(prompt), Some(token)) = (first.machine, second.unwrap_or(first).machine) else { return };
+        let (Some(prompt), token) = (first.machine, second.unwrap_or(first).machine) else { return };
         let at = (request.order, slot);
         let mut line = take_line(&mut self.predictor.prefills, prompt.index);
         line.insert(at, self.now);
@@ -194,6 +194,7 @@ impl Cluster {
             line.retain(|&(order, slot), _| self.prefill_of(prompt.index, order, slot).is_some());
         }
         self.predictor.prefills[prompt.index as usize] = line;
+        let Some(token) = token else { return };
         let wait_ns = self.predicted_ttft_ns(prompt.index, 0).unwrap_or(0);
         let due = self.now.after(wait_ns);
         let mut line = take_line(&mut self.predictor.decodes, token.index);

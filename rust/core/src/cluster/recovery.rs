@@ -10,7 +10,7 @@ use super::requests::{Keeper, Loss, Request, WatchedLeg};
 use super::{Cluster, MachineState};
 use crate::config::Level;
 use crate::error::{Applied, EventError};
-use crate::event::{ClusterAction, Outcome};
+use crate::event::{ClusterAction, Fault, Outcome};
 use crate::id::{LegKey, MachineId, Order, RequestId};
 use crate::leg::{Compute, Inbound};
 use crate::time::Time;
@@ -61,6 +61,7 @@ impl Cluster {
         }
         self.back_in_session(index);
         self.moves_at(index, None);
+        self.suspects.clear(index);
         self.entry(index).state = MachineState::Lost;
         self.predictor.leave(index);
         self.enroll(index);
@@ -98,6 +99,7 @@ impl Cluster {
                 entry.free_kv(&leg.booking);
                 let request = self.requests.get_mut(slot);
                 request.legs[at] = None;
+                request.fault = Some(Fault::Lost { side: leg.side(), machine: lost });
                 match (at, legs) {
                     // The next leg has everything: the loss of the source costs a copy of the request.
                     (0, [_, Some(next)]) if next.is_ready() => request.lost = Loss::Copy,
@@ -141,24 +143,49 @@ impl Cluster {
 
     /// The KV is at the source, and what was to take it cannot: another destination, or a wait for one.
     pub(super) fn send_elsewhere(&mut self, slot: u32, actions: &mut Vec<ClusterAction>) {
-        if self.requests.get(slot).legs[1].is_none() {
+        let Some(second) = self.requests.get(slot).legs[1] else { return };
+        if self.count_fault(slot, actions) {
+            self.fail(slot, Outcome::AttemptsMax, actions);
             return;
         }
-        if self.count_fault(slot) {
-            self.fail(slot, Outcome::AttemptsMax, actions);
+        self.give_up(slot, 1, actions);
+        if self.is_unreachable(slot) {
+            self.decode_at_source(slot, actions);
             return;
         }
         self.counters.resent += 1;
         let now = self.now;
         let request = self.requests.get_mut(slot);
+        request.legs[1] = Some(second.unseated());
         request.moved_at = now;
         request.refused_by.clear();
-        self.reserve_elsewhere(slot, actions);
+        self.place_second(slot, actions);
+        self.cover(slot, actions);
+    }
+
+    /// Whether sending a request's KV once more is not worth a try: it did not get to a machine, and no other is left, or
+    /// one more fault would be the last.
+    fn is_unreachable(&self, slot: u32) -> bool {
+        let request = self.requests.get(slot);
+        !request.unreached.is_empty()
+            && (request.faults + 1 >= self.config.attempts_max || !self.has_other_destination(slot))
+    }
+
+    /// Where KV cannot be sent, the request runs whole where its prompt was: that takes no transfer.
+    fn decode_at_source(&mut self, slot: u32, actions: &mut Vec<ClusterAction>) {
+        let request = self.requests.get_mut(slot);
+        request.whole = true;
+        if !request.arrival.resumable {
+            self.fail(slot, Outcome::NotResumable, actions);
+            return;
+        }
+        let source = request.legs[0].and_then(|leg| leg.machine).map(|id| id.index);
+        self.place_again_at(slot, source, actions);
     }
 
     /// A request has lost its placement: a new attempt, with what the client has as part of its prompt.
     pub(super) fn fault(&mut self, slot: u32, actions: &mut Vec<ClusterAction>) {
-        let too_many = self.count_fault(slot);
+        let too_many = self.count_fault(slot, actions);
         if self.end_if_given(slot, actions) {
             return;
         }
@@ -184,15 +211,18 @@ impl Cluster {
     }
 
     /// Counts a fault. Returns whether it was one too many.
-    fn count_fault(&mut self, slot: u32) -> bool {
+    fn count_fault(&mut self, slot: u32, actions: &mut Vec<ClusterAction>) -> bool {
         self.counters.faults += 1;
         let attempts_max = self.config.attempts_max;
         let request = self.requests.get_mut(slot);
+        if let Some(fault) = request.fault.take() {
+            actions.push(ClusterAction::Faulted { request: request.arrival.request, fault });
+        }
         request.faults += 1;
         request.faults >= attempts_max
     }
 
-    fn fail(&mut self, slot: u32, outcome: Outcome, actions: &mut Vec<ClusterAction>) {
+    pub(super) fn fail(&mut self, slot: u32, outcome: Outcome, actions: &mut Vec<ClusterAction>) {
         self.give_up_legs(slot, actions);
         self.counters.failed += 1;
         self.end(slot, outcome, actions);
@@ -208,6 +238,11 @@ impl Cluster {
 
     /// The next attempt, with what the client has as part of its prompt; or the end, where it has everything.
     pub(super) fn place_again(&mut self, slot: u32, actions: &mut Vec<ClusterAction>) {
+        self.place_again_at(slot, None, actions);
+    }
+
+    /// The same, whole on a machine if there is one named and it can hold the request.
+    fn place_again_at(&mut self, slot: u32, at: Option<u32>, actions: &mut Vec<ClusterAction>) {
         if self.end_if_given(slot, actions) {
             return;
         }
@@ -222,7 +257,7 @@ impl Cluster {
             request.begin_attempt();
         }
         request.resumed_from = request.delivered;
-        match self.choose(slot) {
+        match at.and_then(|at| self.choose_whole(slot, at)).or_else(|| self.choose(slot)) {
             Some(choice) => self.place(slot, choice, actions),
             None => self.park(slot, actions),
         }
@@ -270,7 +305,7 @@ impl Cluster {
         match (at, legs) {
             (0, [Some(first), Some(_)]) if !first.booking.decodes => self.handed_over(slot, None, actions),
             (1, [Some(_), Some(second)]) if !second.is_ready() => self.reserve_elsewhere(slot, actions),
-            _ => self.fault(slot, actions),
+            _ => self.fault_at(slot, at, actions),
         }
         Applied::Yes
     }
@@ -282,12 +317,17 @@ impl Cluster {
         self.give_up(slot, 1, actions);
         let request = self.requests.get_mut(slot);
         request.legs[1] = Some(second.unseated());
-        let waits = (request.order, slot);
-        self.unreserved.insert(waits);
-        if self.place_second(slot, actions) {
-            self.unreserved.remove(&waits);
-        }
+        self.place_second(slot, actions);
         self.cover(slot, actions);
+    }
+
+    /// A machine does not have a leg that it should have, and with it the KV is gone.
+    fn fault_at(&mut self, slot: u32, at: usize, actions: &mut Vec<ClusterAction>) {
+        let request = self.requests.get_mut(slot);
+        let gone =
+            request.legs[at].and_then(|leg| Some(Fault::Gone { side: leg.side(), machine: leg.machine? }));
+        request.fault = gone;
+        self.fault(slot, actions);
     }
 
     /// A machine has dropped a leg that we did not give up: it had been without a Cluster for too long.
@@ -299,7 +339,7 @@ impl Cluster {
                 Applied::Yes
             }
             (0, _) => {
-                self.fault(slot, actions);
+                self.fault_at(slot, at, actions);
                 Applied::Yes
             }
             _ => self.gone(slot, at, actions),

@@ -1,10 +1,10 @@
 //! The requests a Cluster has accepted: one slot each from acceptance to the end.
 
 use super::machines::Booking;
-use crate::event::Arrival;
+use crate::event::{Arrival, Fault};
 use crate::id::{AssignmentSeq, Attempt, IdMap, LegKey, MachineId, Order, RequestId};
 use crate::leg::{Compute, Inbound, LegState, Outbound, Terms, Work};
-use crate::placement::{Mode, Upto};
+use crate::placement::{Mode, Side, Upto};
 use crate::time::Time;
 
 /// A leg as the Cluster watches it.
@@ -32,6 +32,12 @@ impl WatchedLeg {
             LegState { compute: Compute::Waiting, inbound: Inbound::Reserving, outbound: Outbound::None };
         let booking = Booking { sent: false, ..self.booking };
         Self { machine: None, state, booking, seq: AssignmentSeq(0), ..*self }
+    }
+
+    /// Which half of its request it is; of a whole one, what it has come to.
+    pub(crate) fn side(&self) -> Side {
+        let prefills = !self.booking.decodes || (self.start == 0 && self.booking.prefills);
+        if prefills { Side::Prompt } else { Side::Token }
     }
 
     /// Whether all of its KV is where it decodes.
@@ -90,6 +96,8 @@ pub(crate) struct Request {
     /// Of these, the ones that were delivered before this attempt, and so belong to its prompt.
     pub(crate) resumed_from: u32,
     pub(crate) parked: bool,
+    /// When it ends for want of a machine that could hold it.
+    pub(crate) unplaceable_due: Option<Time>,
     /// To be placed as one leg: a handoff of it did not go on.
     pub(crate) whole: bool,
     /// When it was placed, or its first leg had computed.
@@ -97,10 +105,14 @@ pub(crate) struct Request {
     /// When a loss of a machine last met it.
     pub(crate) faulted_at: Time,
     pub(crate) lost: Loss,
+    /// What has last met it, until it is counted.
+    pub(crate) fault: Option<Fault>,
     /// Who keeps the request itself, the oldest record first.
     pub(crate) keepers: [Option<Keeper>; COPIES],
     /// Who refused its second leg since it was last tried from the line; asking in turn would never end.
     pub(crate) refused_by: Vec<u32>,
+    /// Machines that its KV did not get to.
+    pub(crate) unreached: Vec<u32>,
     pub(crate) legs: [Option<WatchedLeg>; 2],
     pub(crate) lease_due: Option<Time>,
 }
@@ -120,12 +132,15 @@ impl Request {
             delivered: 0,
             resumed_from: 0,
             parked: false,
+            unplaceable_due: None,
             whole: false,
             moved_at: accepted_at,
             faulted_at: Time::MAX,
             lost: Loss::None,
+            fault: None,
             keepers: [None; COPIES],
             refused_by: Vec::new(),
+            unreached: Vec::new(),
             legs: [None; 2],
             lease_due: None,
         }

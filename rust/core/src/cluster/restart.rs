@@ -10,7 +10,7 @@ use super::claims::claimed_arrival;
 use super::machines::Booking;
 use super::requests::{Loss, Request, WatchedLeg};
 use super::sessions::has_prefilled;
-use crate::event::{Claim, ClusterAction, Held, Registration};
+use crate::event::{Arrival, Claim, ClusterAction, Fault, Held, Registration};
 use crate::id::{AssignmentSeq, MachineId};
 use crate::leg::{Command, Compute, Inbound, LegState, Outbound};
 use crate::placement::{Mode, Upto};
@@ -115,9 +115,8 @@ impl Cluster {
         self.refresh(machine.index);
         let request = self.requests.get_mut(slot);
         request.legs[at] = Some(leg);
-        if std::mem::take(&mut request.parked) {
-            let parked = request.clone();
-            self.unpark(&parked, slot);
+        if request.parked {
+            self.leave_line(slot);
         }
         self.runs_at(slot, machine, actions);
         let delivered = self.requests.get(slot).delivered;
@@ -132,6 +131,8 @@ impl Cluster {
     pub(super) fn open(&mut self, actions: &mut Vec<ClusterAction>) {
         self.opens_at = None;
         self.ended_in_grace.clear();
+        self.machines_changed = true;
+        self.judge_all_parked();
         let slots: Vec<u32> = self.requests.iter().map(|(slot, _)| slot).collect();
         for slot in slots {
             let request = self.requests.get_mut(slot);
@@ -141,7 +142,9 @@ impl Cluster {
                     request.legs[1] = Some(rest_of(&first, request.prompt_tokens()));
                     self.unreserved.insert((request.order, slot));
                 }
-                [None, Some(second)] if !second.is_ready() => request.lost = Loss::Kv,
+                [None, Some(second)] if !second.is_ready() => {
+                    (request.lost, request.fault) = (Loss::Kv, Some(Fault::Unregistered));
+                }
                 [None, None] => request.begin_attempt(),
                 _ => {}
             }

@@ -57,6 +57,7 @@ impl Cluster {
         if registration.epoch > self.config.epoch {
             return Err(EventError::StaleCluster(machine));
         }
+        registration.join.check()?;
         if machine.index >= MACHINES_MAX {
             return Err(EventError::UnknownMachine(machine.index));
         }
@@ -74,7 +75,9 @@ impl Cluster {
         actions.push(ClusterAction::Registered { to: machine, epoch });
         // What another Cluster has numbered says nothing about our assignments.
         let seq = if registration.epoch == epoch { registration.report.seq } else { AssignmentSeq(0) };
-        self.entry(machine.index).take_report(Report { seq, ..registration.report });
+        let now = self.now;
+        self.reports_due.get_or_insert(now.after(self.config.report_limit_ns));
+        self.entry(machine.index).take_report(now, Report { seq, ..registration.report });
         if rejoins {
             self.rejoin(registration, seq, actions);
         } else {
@@ -100,6 +103,7 @@ impl Cluster {
         let machine = registration.join.machine;
         let last = self.entry(machine.index).seq();
         self.back_in_session(machine.index);
+        self.take_terms(&registration.join);
         self.enroll(machine.index);
         self.refresh(machine.index);
         self.take_up_again(registration, actions);
@@ -186,10 +190,15 @@ impl Cluster {
             if leg.send_seq <= seen {
                 self.command_rest(slot, at, actions);
             }
-        } else if leg.seq > seen {
+        } else if leg.seq > seen && self.can_hold(slot, machine) {
             self.entry(machine.index).take_back(leg.seq, &mut leg.booking);
             self.requests.get_mut(slot).legs[at] = Some(leg);
             self.command_again(slot, at, actions);
+        } else if leg.seq > seen {
+            // It has never had it, and can hold it no more: nobody's fault.
+            self.entry(machine.index).take_back(leg.seq, &mut leg.booking);
+            self.requests.get_mut(slot).legs[at] = Some(leg);
+            self.place_again(slot, actions);
         } else {
             let _ = self.gone(slot, at, actions);
         }

@@ -148,7 +148,10 @@ impl Rig {
                 }
                 ClusterAction::Placed(placement) => self.placed.push(placement),
                 ClusterAction::Drained { machine } => assert!(self.drained.insert(machine)),
-                ClusterAction::Parked { .. } | ClusterAction::Moved { .. } => {}
+                ClusterAction::Parked { .. }
+                | ClusterAction::Moved { .. }
+                | ClusterAction::Faulted { .. }
+                | ClusterAction::SetAside { .. } => {}
             }
         }
         result.map(|_| ())

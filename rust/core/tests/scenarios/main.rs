@@ -8,8 +8,11 @@ mod kit;
 mod kv_kit;
 
 mod blocks;
+mod failing;
 mod layouts;
 mod listed;
+mod pools;
 mod scheduler;
 mod site;
 mod transfer;
+mod waiting;

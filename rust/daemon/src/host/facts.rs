@@ -282,6 +282,8 @@ impl State {
                 | ClusterAction::Command { .. }
                 | ClusterAction::Registered { .. }
                 | ClusterAction::Moved { .. }
+                | ClusterAction::Faulted { .. }
+                | ClusterAction::SetAside { .. }
                 | ClusterAction::Drained { .. } => {}
                 ClusterAction::Ended { request, .. } => recovered.failed.push(request.0),
             }

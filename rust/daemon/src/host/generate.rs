@@ -8,7 +8,7 @@ use splitcore_core::time::Time;
 use splitcore_wire::message::Sampling;
 
 use super::managed::Entry;
-use super::{Ask, Fault, Host, State};
+use super::{Ask, Failure, Fault, Host, State};
 
 /// Tokens that are heard of at once, at most.
 const TOKENS_MAX: usize = 64;
@@ -48,14 +48,21 @@ impl Generate {
 }
 
 /// How a choice ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Ending {
     /// At a token of `stop_ids`, or at the cap.
     Finished,
     /// Given up, by its client or because none came back.
     Cancelled,
-    /// It cannot go on: the reason's name.
-    Failed(&'static str),
+    /// It cannot go on.
+    Failed(Failure),
+}
+
+impl Ending {
+    /// The service has stopped meanwhile.
+    fn stopped() -> Self {
+        Self::Failed(Failure { reason: "stopped", fault: None })
+    }
 }
 
 /// What is heard of a choice.
@@ -230,14 +237,14 @@ impl Output {
     /// # Errors
     /// It has ended before.
     pub async fn acknowledged(&mut self) -> Result<(), Ending> {
-        self.wait(|entry| match entry.ending {
+        self.wait(|entry| match &entry.ending {
             _ if entry.acknowledged => Some(Ok(())),
             Some(Ending::Finished) => Some(Ok(())),
-            Some(ending) => Some(Err(ending)),
+            Some(ending) => Some(Err(ending.clone())),
             None => None,
         })
         .await
-        .unwrap_or(Err(Ending::Failed("stopped")))
+        .unwrap_or(Err(Ending::stopped()))
     }
 
     /// No more than the first `tokens` are wanted. Its machine ends it there, and keeps it like any other that has ended.
@@ -263,10 +270,10 @@ impl Output {
                     let ids = new[..new.len().min(TOKENS_MAX)].to_vec();
                     return Some(Said::Tokens { from: given as u32, ids });
                 }
-                entry.ending.map(Said::Ended)
+                entry.ending.clone().map(Said::Ended)
             })
             .await
-            .unwrap_or(Said::Ended(Ending::Failed("stopped")));
+            .unwrap_or(Said::Ended(Ending::stopped()));
         if let Said::Tokens { ids, .. } = &said {
             self.given += ids.len();
         }

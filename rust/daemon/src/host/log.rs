@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use super::Placed;
+use super::{Failure, Placed};
 
 /// Something that happened.
 #[derive(Debug, Clone)]
@@ -24,7 +24,7 @@ pub enum Kind {
         /// Which.
         request: u64,
         /// Why.
-        reason: &'static str,
+        failure: Failure,
     },
     /// A draining machine holds nothing any more.
     Drained {

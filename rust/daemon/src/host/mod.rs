@@ -2,13 +2,14 @@
 
 mod directory;
 mod facts;
+mod faults;
 mod generate;
 mod log;
 mod managed;
 mod running;
 mod views;
 
-use std::collections::{BTreeMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
@@ -24,6 +25,7 @@ use tokio::sync::{Notify, watch};
 
 pub use directory::{Machine, MachineSpec};
 pub use facts::{Fact, Recovered, ReportSpec};
+pub use faults::Failure;
 pub use generate::{Ending, Generate, Output, Said};
 pub use log::{Kind, Since};
 pub use running::{Running, RunningView};
@@ -151,6 +153,8 @@ pub(crate) struct State {
     machines: Directory,
     /// Live requests; `None` while one waits for a machine.
     live: BTreeMap<u64, Option<Placement>>,
+    /// What last met a live request, if anything has.
+    faults: HashMap<u64, Arc<str>>,
     recent: VecDeque<Decision>,
     log: Log,
     totals: Totals,
@@ -194,6 +198,7 @@ impl Host {
             clock,
             machines: Directory::default(),
             live: BTreeMap::new(),
+            faults: HashMap::new(),
             recent: VecDeque::with_capacity(DECISIONS_KEPT),
             log: Log::new(options.events_max),
             totals: Totals::default(),
@@ -467,6 +472,8 @@ impl State {
                         tracing::debug!(machine = machine.name, ?pool, "changed pools");
                     }
                 }
+                ClusterAction::Faulted { request, fault } => self.faulted(request.0, fault),
+                ClusterAction::SetAside { machine } => self.set_aside(machine),
                 ClusterAction::Drained { machine } => self.drained(machine),
                 ClusterAction::Command { to, seq, command } => {
                     self.follow(to, &command);
@@ -483,18 +490,18 @@ impl State {
 
     fn ended(&mut self, request: u64, outcome: Outcome) {
         let placement = self.live.remove(&request).flatten();
-        self.ended_managed(request, placement, outcome, self.core.now());
-        let kind = match outcome {
-            // Whoever said so knows.
-            Outcome::Finished | Outcome::Cancelled => return,
-            Outcome::Expired => {
+        let fault = self.faults.remove(&request);
+        let failure = faults::reason(outcome).map(|reason| Failure { reason, fault });
+        self.ended_managed(request, placement, outcome, failure.clone(), self.core.now());
+        match (outcome, failure) {
+            (_, Some(failure)) => self.log.push(Kind::Failed { request, failure }),
+            (Outcome::Expired, None) => {
                 self.totals.expired += 1;
-                Kind::Expired { request }
+                self.log.push(Kind::Expired { request });
             }
-            Outcome::AttemptsMax => Kind::Failed { request, reason: "attempts_max" },
-            Outcome::NotResumable => Kind::Failed { request, reason: "not_resumable" },
-        };
-        self.log.push(kind);
+            // Whoever said so knows.
+            (_, None) => {}
+        }
     }
 
     fn named(&self, placement: Placement) -> Placed {

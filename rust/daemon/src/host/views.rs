@@ -69,7 +69,7 @@ pub struct DecisionView {
 }
 
 /// The books of one machine.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct RowView {
     /// Its name.
     pub name: String,
@@ -89,6 +89,12 @@ pub struct RowView {
     pub kv_tokens: u64,
     /// KV tokens it can hold.
     pub kv_capacity_tokens: u64,
+    /// Seconds since the report that counts; without one, what was booked on it counts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub report_age_s: Option<f64>,
+    /// Seconds until pairs are made with it again: its transfers have failed too often.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub aside_s: Option<f64>,
     /// Its blocks; of workers of this service only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub blocks: Option<BlocksView>,
@@ -163,6 +169,12 @@ pub struct Overview {
     /// KV of services with workers of their own.
     #[serde(skip)]
     pub kv: Option<KvTotals>,
+    /// Seconds since the oldest report that counts, of a prompt, token and mixed machine.
+    #[serde(skip)]
+    pub report_ages_s: [f64; 3],
+    /// Machines with which no pairs are made.
+    #[serde(skip)]
+    pub aside: usize,
     /// Machines by state, in the order of `STATES`.
     #[serde(skip)]
     pub states: [usize; STATES.len()],
@@ -261,6 +273,8 @@ impl State {
 
     fn row(&self, load: &MachineLoad) -> Option<RowView> {
         let machine = self.machines.at(load.machine.index)?;
+        let now_ns = self.clock.now().as_ns();
+        let apart_s = |later_ns: u64, earlier_ns: u64| later_ns.saturating_sub(earlier_ns) as f64 / 1e9;
         Some(RowView {
             name: machine.name.clone(),
             url: machine.url.clone(),
@@ -271,6 +285,8 @@ impl State {
             prompt_pending_tokens: load.prompt_pending_tokens,
             kv_tokens: load.kv_tokens,
             kv_capacity_tokens: load.kv_capacity_tokens,
+            report_age_s: load.reported_at.map(|at| apart_s(now_ns, at.as_ns())),
+            aside_s: load.aside_until.map(|until| apart_s(until.as_ns(), now_ns)),
             blocks: self.managed.as_ref().and_then(|of| of.watch.blocks(load.machine.index)),
         })
     }
@@ -290,6 +306,10 @@ impl State {
                 kv_usage: Spread::of(&usage),
             }
         });
+        let report_ages_s = [Role::Prompt, Role::Token, Role::Mixed].map(|pool| {
+            let ages = here.iter().filter(|load| load.pool == pool).filter_map(|load| load.reported_at);
+            ages.map(|at| now_ns.saturating_sub(at.as_ns()) as f64 / 1e9).fold(0.0, f64::max)
+        });
         let states = STATES.map(|state| here.iter().filter(|load| load.state == state).count());
         Overview {
             live: self.core.live_requests(),
@@ -307,6 +327,8 @@ impl State {
             totals: self.totals,
             kv: self.managed.as_ref().map(|managed| managed.watch.totals()),
             states,
+            report_ages_s,
+            aside: here.iter().filter(|load| load.aside_until.is_some()).count(),
             machines_total: here.len(),
             machines: self.foremost(&here),
             violations: self.managed.as_ref().map_or_else(Vec::new, Managed::violations),
@@ -316,7 +338,7 @@ impl State {
     /// The machines that people look at first: those that something is the matter with, then the rest, each by pool
     /// and name; of very many, only some.
     fn foremost(&self, here: &[MachineLoad]) -> Vec<RowView> {
-        let is_well = |load: &&MachineLoad| load.state == MachineState::Up;
+        let is_well = |load: &&MachineLoad| load.state == MachineState::Up && load.aside_until.is_none();
         let (well, unwell): (Vec<_>, Vec<_>) = here.iter().partition(is_well);
         let shown = unwell.into_iter().chain(well).take(MACHINES_SHOWN);
         let mut rows: Vec<RowView> = shown.filter_map(|load| self.row(load)).collect();

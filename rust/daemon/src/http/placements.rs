@@ -276,11 +276,24 @@ pub(super) async fn show(State(app): State<Arc<App>>, id: Id) -> Answer {
 #[derive(Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 enum KindView<'a> {
-    Placed { placement: PlacedView<'a> },
-    Parked { request_id: u64 },
-    Expired { request_id: u64 },
-    Failed { request_id: u64, reason: &'static str },
-    Drained { machine: &'a str },
+    Placed {
+        placement: PlacedView<'a>,
+    },
+    Parked {
+        request_id: u64,
+    },
+    Expired {
+        request_id: u64,
+    },
+    Failed {
+        request_id: u64,
+        reason: &'static str,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        fault: Option<&'a str>,
+    },
+    Drained {
+        machine: &'a str,
+    },
 }
 
 #[derive(Serialize)]
@@ -339,7 +352,9 @@ fn kind_view<'a>(app: &App, kind: &'a Kind) -> KindView<'a> {
         Kind::Placed(placed) => KindView::Placed { placement: view(app, placed) },
         Kind::Parked { request } => KindView::Parked { request_id: *request },
         Kind::Expired { request } => KindView::Expired { request_id: *request },
-        Kind::Failed { request, reason } => KindView::Failed { request_id: *request, reason },
+        Kind::Failed { request, failure } => {
+            KindView::Failed { request_id: *request, reason: failure.reason, fault: failure.fault.as_deref() }
+        }
         Kind::Drained { machine } => KindView::Drained { machine },
     }
 }

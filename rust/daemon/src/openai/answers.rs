@@ -12,7 +12,7 @@ use super::asks::Note;
 use super::choices::{Choices, Heard};
 use super::feed::Feed;
 use super::shapes::{Answer, Choice, Usage, finish_name};
-use crate::host::Ending;
+use crate::host::{Ending, Failure};
 use crate::http::body;
 use crate::http::errors::ApiError;
 
@@ -27,27 +27,37 @@ const LONG_ANSWER: usize = 256 << 10;
 pub(super) fn failure(ending: Ending) -> ApiError {
     let (status, code, message) = match ending {
         Ending::Cancelled => (StatusCode::GONE, "cancelled", "the request was given up".to_owned()),
-        Ending::Failed("attempts_max") => {
-            let message = "the machines that had the request were lost, attempts_max times";
-            (StatusCode::BAD_GATEWAY, "attempts_max", message.to_owned())
-        }
-        Ending::Failed("not_resumable") => {
-            let message = "the machine that had the request was lost, and it cannot go on elsewhere";
-            (StatusCode::BAD_GATEWAY, "not_resumable", message.to_owned())
-        }
-        Ending::Failed("ended_early") => {
-            let message = "the machine that had the request could not go on with it, and ended it early";
-            (StatusCode::BAD_GATEWAY, "ended_early", message.to_owned())
-        }
-        Ending::Failed(reason) => {
-            (StatusCode::INTERNAL_SERVER_ERROR, reason, format!("the request failed: {reason}"))
-        }
+        Ending::Failed(failure) => failed(&failure),
         Ending::Finished => {
             let message = "the request has ended without an answer";
             (StatusCode::INTERNAL_SERVER_ERROR, "internal", message.to_owned())
         }
     };
     ApiError::new(status, code, message)
+}
+
+/// Of one that failed: its reason, and what has met it.
+fn failed(failure: &Failure) -> (StatusCode, &'static str, String) {
+    let (status, message) = match failure.reason {
+        "attempts_max" => (StatusCode::BAD_GATEWAY, "the request failed attempts_max times".to_owned()),
+        "not_resumable" => {
+            (StatusCode::BAD_GATEWAY, "the request failed and cannot go on elsewhere".to_owned())
+        }
+        "ended_early" => {
+            let message = "the machine that had the request could not go on with it, and ended it early";
+            (StatusCode::BAD_GATEWAY, message.to_owned())
+        }
+        "unplaceable" => {
+            let message = "no machine that can hold the request is known, and none came in time";
+            (StatusCode::SERVICE_UNAVAILABLE, message.to_owned())
+        }
+        reason => (StatusCode::INTERNAL_SERVER_ERROR, format!("the request failed: {reason}")),
+    };
+    let message = match &failure.fault {
+        Some(fault) => format!("{message}; last: {fault}"),
+        None => message,
+    };
+    (status, failure.reason, message)
 }
 
 /// The answer to a client that has so many tokens of each choice already; `None`: nothing at all.

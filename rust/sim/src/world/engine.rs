@@ -170,6 +170,13 @@ impl Stream {
         self.placed += 1;
     }
 
+    /// A machine is asked to take its second leg: the one of its placement, or another where that one could not.
+    pub(super) fn decode_at(&mut self, attempt: Attempt, machine: MachineId) {
+        if self.is_live(attempt) {
+            self.token_machine = machine.index.cast_signed();
+        }
+    }
+
     /// It has its last token. Returns the leg that ends.
     fn finish(&mut self, request: u32) -> LegKey {
         self.outcome = Outcome::Finished;

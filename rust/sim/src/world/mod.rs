@@ -22,6 +22,7 @@ use splitcore_core::event::{
     Arrival, ClusterAction, ClusterEvent, Join, MachineAction, MachineEvent, Outcome as CoreOutcome,
 };
 use splitcore_core::id::MachineId;
+use splitcore_core::leg::Command;
 use splitcore_core::machine::Machine;
 use splitcore_core::time::Time;
 
@@ -295,6 +296,9 @@ impl<O: Observer> World<O> {
     fn carry_out(&mut self, action: ClusterAction) {
         match action {
             ClusterAction::Command { to, seq, command } => {
+                if let Command::Reserve { key, .. } = command {
+                    self.streams[key.request.0 as usize].decode_at(key.attempt, to);
+                }
                 let epoch = self.cluster.epoch();
                 self.post(Message::ToMachine { to: to.index, epoch, seq, command });
             }
@@ -334,7 +338,9 @@ impl<O: Observer> World<O> {
             ClusterAction::Registered { to, epoch } => {
                 self.post(Message::Registered { to: to.index, epoch });
             }
-            ClusterAction::Drained { .. } => {}
+            ClusterAction::Drained { .. }
+            | ClusterAction::Faulted { .. }
+            | ClusterAction::SetAside { .. } => {}
         }
     }
 

@@ -132,7 +132,9 @@ impl World {
                 assert_eq!(got, want, "{request:?} finished with the wrong number of tokens");
             }
             Outcome::Cancelled => counters.cancelled += 1,
-            Outcome::AttemptsMax | Outcome::NotResumable | Outcome::Expired => counters.failed += 1,
+            Outcome::AttemptsMax | Outcome::NotResumable | Outcome::Unplaceable | Outcome::Expired => {
+                counters.failed += 1;
+            }
         }
         if let Some(again) = submitted.client.again_after_ns {
             let at_ns = self.now + again;

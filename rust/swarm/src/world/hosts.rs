@@ -96,7 +96,9 @@ impl World {
                         live.parked = true;
                     }
                 }
-                ClusterAction::Moved { .. } => {}
+                ClusterAction::Moved { .. }
+                | ClusterAction::Faulted { .. }
+                | ClusterAction::SetAside { .. } => {}
                 ClusterAction::Registered { to, epoch } => {
                     self.answer(host, to, Message::Registered(epoch));
                 }

@@ -299,6 +299,8 @@ impl Life<'_> {
                 ClusterAction::Placed(_)
                 | ClusterAction::Parked { .. }
                 | ClusterAction::Moved { .. }
+                | ClusterAction::Faulted { .. }
+                | ClusterAction::SetAside { .. }
                 | ClusterAction::Drained { .. } => {}
             }
         }

@@ -311,6 +311,8 @@ impl Life<'_> {
                 ClusterAction::Placed(_)
                 | ClusterAction::Parked { .. }
                 | ClusterAction::Moved { .. }
+                | ClusterAction::Faulted { .. }
+                | ClusterAction::SetAside { .. }
                 | ClusterAction::Drained { .. } => {}
             }
         }

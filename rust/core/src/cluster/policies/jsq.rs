@@ -3,15 +3,19 @@
 
 use super::Policy;
 use crate::cluster::pools::{Ask, Choice, Pick, View};
+use crate::event::Role;
 use crate::placement::Step;
+
+/// Every machine is in one of them.
+const ALL: [Role; 3] = [Role::Prompt, Role::Token, Role::Mixed];
 
 pub(super) struct Jsq;
 
 impl Policy for Jsq {
-    fn pick(&self, view: &View<'_>, ask: &Ask) -> Option<Choice> {
+    fn pick(&self, view: &View<'_>, ask: &Ask<'_>) -> Option<Choice> {
         let pick = match ask.pin_token {
             Some(machine) => Pick { machine, step: Step::Pinned },
-            None => Pick { machine: view.least_of_all(ask)?, step: Step::Own },
+            None => Pick { machine: view.least_booked(&ALL, ask)?, step: Step::Own },
         };
         Some(Choice::whole(pick))
     }

@@ -10,16 +10,20 @@ mod splitwise;
 
 use super::pools::{Ask, Choice, Pick, Side, View};
 use crate::config::PolicyKind;
+use crate::event::Role;
 use crate::placement::Step;
+
+/// Pools in the order in which they are searched.
+pub(crate) type LaterPools = &'static [(Role, Step)];
 
 /// How machines are chosen.
 pub(crate) trait Policy {
     /// Both sides of an arrival, in one decision. `None` if no machine can hold it.
-    fn pick(&self, view: &View<'_>, ask: &Ask) -> Option<Choice>;
+    fn pick(&self, view: &View<'_>, ask: &Ask<'_>) -> Option<Choice>;
 
-    /// Another token machine after `except` refused. `None` leaves the leg waiting.
-    fn place_later(&self, view: &View<'_>, ask: &Ask, except: &[u32]) -> Option<Pick> {
-        view.token_side_except(except, ask)
+    /// The pools whose machines a second leg that waits may use.
+    fn later_pools(&self, _view: &View<'_>, _ask: &Ask<'_>) -> LaterPools {
+        &[(Role::Token, Step::Own), (Role::Mixed, Step::Mixed), (Role::Prompt, Step::Opposite)]
     }
 }
 
@@ -34,16 +38,38 @@ pub(crate) fn policy(kind: PolicyKind) -> &'static dyn Policy {
     }
 }
 
-/// For policies that choose each side on its own: `choose` gets the side and the members of its pool. Where both
-/// sides have the same pool (no prompt and no token machines), one machine runs the whole request.
-fn each_side(view: &View<'_>, ask: &Ask, choose: impl Fn(Side, &[u32]) -> Option<u32>) -> Option<Choice> {
-    let (prompt_pool, token_pool) = (view.side_pool(Side::Prompt)?, view.side_pool(Side::Token)?);
+/// For policies that choose each side on its own: `choose` gets the side, its pool, and the machines of that pool that
+/// can take the side's part. Where both sides have the same pool (no prompt and no token machines), one machine runs the
+/// whole request; so does one where a side has no machine to make a pair with.
+fn each_side(
+    view: &View<'_>,
+    ask: &Ask<'_>,
+    choose: impl Fn(Side, Role, &[u32]) -> Option<u32>,
+) -> Option<Choice> {
     let own = |machine| Pick { machine, step: Step::Own };
-    let pinned = ask.pin_token.map(|machine| Pick { machine, step: Step::Pinned });
-    let token = pinned.or_else(|| choose(Side::Token, view.members(token_pool)).map(own))?;
-    if prompt_pool == token_pool && pinned.is_none() {
-        return Some(Choice::whole(token));
+    let side = |side| {
+        let (pool, members) = view.side_members(side, ask)?;
+        Some((pool, own(choose(side, pool, &members)?)))
+    };
+    let least = |machine| Pick { machine, step: Step::LeastOfAll };
+    let whole = || view.least_of_all(ask).map(least).map(Choice::whole);
+    let Some((prompt_pool, prompt)) = side(Side::Prompt) else {
+        let pinned = ask.pin_token.map(|machine| Choice::whole(Pick { machine, step: Step::Pinned }));
+        return pinned.or_else(whole);
+    };
+    if let Some(machine) = ask.pin_token {
+        return Some(Choice { prompt, token: Pick { machine, step: Step::Pinned } });
     }
-    let prompt = choose(Side::Prompt, view.members(prompt_pool)).map(own)?;
-    Some(Choice { prompt, token })
+    let Some((token_pool, token)) = side(Side::Token) else { return whole() };
+    Some(if prompt_pool == token_pool { Choice::whole(token) } else { Choice { prompt, token } })
+}
+
+/// For policies whose machines do not change pools: the pool that a token side is chosen from.
+fn own_pool_later(view: &View<'_>, ask: &Ask<'_>) -> LaterPools {
+    match view.side_members(Side::Token, ask) {
+        Some((Role::Token, _)) => &[(Role::Token, Step::Own)],
+        Some((Role::Mixed, _)) => &[(Role::Mixed, Step::Own)],
+        Some((Role::Prompt, _)) => &[(Role::Prompt, Step::Own)],
+        None => &[],
+    }
 }

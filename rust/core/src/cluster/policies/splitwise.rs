@@ -10,7 +10,7 @@ use crate::placement::Step;
 pub(super) struct Splitwise;
 
 impl Policy for Splitwise {
-    fn pick(&self, view: &View<'_>, ask: &Ask) -> Option<Choice> {
+    fn pick(&self, view: &View<'_>, ask: &Ask<'_>) -> Option<Choice> {
         let pinned = ask.pin_token.map(|machine| Pick { machine, step: Step::Pinned });
         let prompt = view
             .first_under([(Role::Prompt, Step::Own), (Role::Mixed, Step::Mixed)], Side::Prompt, ask)

@@ -313,12 +313,12 @@ impl Book {
 
     pub(super) fn take(&mut self, request: u64, from: u32, ids: &[u32], now: Time) {
         let Some(entry) = self.entries.get_mut(&request) else { return };
-        let before = (entry.tokens.len(), entry.ending);
+        let before = (entry.tokens.len(), entry.ending.is_some());
         if !entry.take(from, ids) {
             // The client keeps what it has been given.
             tracing::error!(request, from, "a token came again as another");
         }
-        if (entry.tokens.len(), entry.ending) != before {
+        if (entry.tokens.len(), entry.ending.is_some()) != before {
             entry.acknowledged = true;
             entry.trace.tokens(entry.tokens.len(), now);
             entry.news.notify_waiters();

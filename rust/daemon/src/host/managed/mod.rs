@@ -18,6 +18,7 @@ use splitcore_wire::listen::{ConnectionId, Handle};
 use splitcore_wire::message::{Assigned, Tokens};
 use splitcore_wire::roster::Roster;
 
+use super::Failure;
 use super::generate::Ending;
 use super::{Fault, State};
 
@@ -202,6 +203,7 @@ impl State {
         request: u64,
         placement: Option<Placement>,
         outcome: Outcome,
+        failure: Option<Failure>,
         now: Time,
     ) {
         let at = |machine: Option<MachineId>| {
@@ -210,11 +212,10 @@ impl State {
         let prompt = at(placement.and_then(|placement| placement.prompt()));
         let token = at(placement.and_then(|placement| placement.token()));
         let Some(managed) = &mut self.managed else { return };
-        let ending = match outcome {
-            Outcome::Finished => Ending::Finished,
-            Outcome::Cancelled | Outcome::Expired => Ending::Cancelled,
-            Outcome::AttemptsMax => Ending::Failed("attempts_max"),
-            Outcome::NotResumable => Ending::Failed("not_resumable"),
+        let ending = match failure {
+            Some(failure) => Ending::Failed(failure),
+            None if outcome == Outcome::Finished => Ending::Finished,
+            None => Ending::Cancelled,
         };
         managed.watch.end(RequestId(request), Stage::Failed);
         if let Some(entry) = managed.book.get(request) {
