@@ -166,9 +166,10 @@ impl World {
         let ask = Generate {
             name: "victim".to_owned(),
             choice: 0,
+            choices: 1,
             prompt: vec![1, 2, 3].into(),
             max_new_tokens: OUTPUT.len() as u32,
-            sampling: Sampling { temperature: 0.0, top_p: 1.0, seed: 0 },
+            sampling: Sampling { temperature: 0.0, top_p: 1.0, seed: 0, min_tokens: 0 },
             stop: Vec::new(),
             stop_ids: Vec::new(),
             note: String::new(),

@@ -412,7 +412,7 @@ impl Embedder {
                     _ => counters.failed += 1,
                 }
             }
-            ClusterAction::Moved { .. } => {}
+            ClusterAction::Moved { .. } | ClusterAction::Faulted { .. } | ClusterAction::SetAside { .. } => {}
             ClusterAction::Drained { machine } => self.push(self.now, Event::Leave(machine)),
             ClusterAction::Command { .. } | ClusterAction::Registered { .. } => {
                 panic!("an embedder is told {action:?}")

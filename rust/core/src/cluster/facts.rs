@@ -6,7 +6,7 @@ use super::requests::WatchedLeg;
 use super::{Cluster, MachineState};
 use crate::config::MixedReturn;
 use crate::error::{Applied, EventError};
-use crate::event::{ClusterAction, Fault, Outcome, Role};
+use crate::event::{ClusterAction, Fault, Outcome};
 use crate::id::{AssignmentSeq, LegKey, MachineId, RequestId};
 use crate::leg::{Command, Compute, Inbound, Notice, Outbound, Report};
 use crate::placement::Reserve;

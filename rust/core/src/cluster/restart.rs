@@ -10,7 +10,7 @@ use super::claims::claimed_arrival;
 use super::machines::Booking;
 use super::requests::{Loss, Request, WatchedLeg};
 use super::sessions::has_prefilled;
-use crate::event::{Arrival, Claim, ClusterAction, Fault, Held, Registration};
+use crate::event::{Claim, ClusterAction, Fault, Held, Registration};
 use crate::id::{AssignmentSeq, MachineId};
 use crate::leg::{Command, Compute, Inbound, LegState, Outbound};
 use crate::placement::{Mode, Upto};

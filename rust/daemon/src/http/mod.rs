@@ -55,7 +55,7 @@ pub struct App {
     draining: watch::Sender<bool>,
 }
 
-type Routes = [(&'static str, MethodRouter<Arc<App>>); 27];
+type Routes = [(&'static str, MethodRouter<Arc<App>>); 28];
 
 /// Every path and what answers there.
 fn routes() -> Routes {

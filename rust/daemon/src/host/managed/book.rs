@@ -11,6 +11,7 @@ use splitcore_wire::message::Descriptor;
 use tokio::sync::Notify;
 
 use super::trace::Trace;
+use crate::host::faults::Failure;
 use crate::host::generate::{Ending, Generate};
 
 /// What the host itself must know again after a restart; it travels as a descriptor's note.
@@ -350,7 +351,7 @@ impl Book {
         };
         // The Cluster before this one may have told the machine that a text ends it, which is found again by its reader.
         let by_text = entry.adopted && !entry.ask.stop.is_empty();
-        entry.ending = Some(if by_text { Ending::Finished } else { Ending::Failed("ended_early") });
+        entry.ending = Some(if by_text { Ending::Finished } else { Ending::Failed(Failure { reason: "ended_early", fault: None }) });
         entry.news.notify_waiters();
         !by_text
     }
