@@ -21,6 +21,7 @@ from splitcore.client import (
     Overview,
     PlacementClient,
     PoolView,
+    RequestRow,
     Spread,
 )
 from terminal import terminal
@@ -130,10 +131,14 @@ def overview(name, machines=3):
 
 
 def drawn(view, width):
+    return _captured(top.frame("http://127.0.0.1:8090", view), width)
+
+
+def _captured(what, width):
     console = tables.console()
     console.width = width
     with console.capture() as capture:
-        console.print(top.frame("http://127.0.0.1:8090", view))
+        console.print(what)
     return capture.get()
 
 
@@ -163,7 +168,29 @@ def test_machines_and_drain(service, cli):
     shown = cli("machines", url).stdout
     assert re.search(r"p0 +prompt +draining +0 +0 +0%", shown), shown
     assert json.loads(cli("drain", "t0", url, "--json").stdout) == {"draining": True}
-    assert "(404 " in cli("drain", "gone", url, code=2).stderr
+    assert "p0 gets work again" in cli("undrain", "p0", url).stdout
+    assert [row.state for row in client.machines()] == ["up", "draining"]
+    assert json.loads(cli("undrain", "t0", url, "--json").stdout) == {"draining": False}
+    for verb in ("drain", "undrain"):
+        assert "(404 " in cli(verb, "gone", url, code=2).stderr
+
+
+def test_requests_are_listed(service, cli):
+    _, url, client = service
+    assert cli("requests", url).stdout.strip() == "0 live"
+    for at in range(3):
+        client.place(Ask(request_id=5 + at, prompt_tokens=600, max_new_tokens=9))
+    client.progress(6, 4)
+    page = client.requests(most=2)
+    assert ([row.request_id for row in page.requests], page.live, page.next) == ([5, 6], 3, 7)
+    shown = cli("requests", url, "--from", "6", "--most", "1").stdout
+    assert re.search(r"^ ?6 +- +p0 -> t0 +layer-wise +- +4 *$", shown, re.MULTILINE), shown
+    assert "3 live, more with --from 7" in shown
+    told = json.loads(cli("requests", url, "--json").stdout)
+    assert [row["request_id"] for row in told["requests"]] == [5, 6, 7]
+    assert "most: expected 1 to 1000" in cli("requests", url, "--most", "0", code=2).stderr
+    evil = RequestRow(7, "placed", 1, EVIL, EVIL, EVIL, 4, name=EVIL)
+    assert "\x1b" not in _captured(top.request_table([evil]), 200)
 
 
 def test_operating_nobody_ends_with_2(cli):

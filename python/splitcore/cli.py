@@ -144,7 +144,9 @@ app.command()(replay_cli.replay)
 app.command()(load_cli.load)
 app.command()(top_cli.top)
 app.command()(operate_cli.machines)
+app.command()(operate_cli.requests)
 app.command()(operate_cli.drain)
+app.command()(operate_cli.undrain)
 
 
 @app.command()

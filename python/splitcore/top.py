@@ -8,10 +8,10 @@ from rich.table import Table
 from rich.text import Text
 
 from splitcore import tables
-from splitcore.client import Decision, Handoff, MachineRow, Overview
+from splitcore.client import Decision, Handoff, MachineRow, Overview, RequestRow
 from splitcore.tables import printable
 
-__all__ = ["frame", "machine_table"]
+__all__ = ["frame", "machine_table", "request_table"]
 
 _BAR_CELLS_MIN, _BAR_CELLS = 4, 20
 _NAME_LETTERS = 14
@@ -77,6 +77,32 @@ def machine_table(rows: Iterable[MachineRow]) -> Table:
     return table
 
 
+def request_table(rows: Iterable[RequestRow]) -> Table:
+    """Draw live requests, one on each line.
+
+    Args:
+        rows: What the service tells of them.
+
+    Returns:
+        What `splitcore.tables.console` prints.
+    """
+    table = tables.ruled("request", "age [s]", "machines", "transfer", "prompt", "output")
+    for row in rows:
+        age = "-" if row.age_ms is None else f"{row.age_ms / 1000:.1f}"
+        attempt = f" #{row.attempt}" if (row.attempt or 1) > 1 else ""
+        prompt = "-" if row.prompt_tokens is None else f"{row.prompt_tokens:,}"
+        most = "" if row.max_new_tokens is None else f" of {row.max_new_tokens:,}"
+        where = _pair(row.prompt, row.token) if row.state == "placed" else printable(row.state)
+        cells = where, printable(row.transfer or "-"), prompt, f"{row.output_tokens:,}{most}"
+        table.add_row(printable(row.name or str(row.request_id)) + attempt, age, *cells)
+    return table
+
+
+def _pair(prompt: str | None, token: str | None) -> str:
+    first, second = _short(prompt or "-"), _short(token or "-")
+    return first if prompt == token else f"{first} -> {second}"
+
+
 class _Fill:
     """A bar that is as long as there is room."""
 
@@ -119,8 +145,7 @@ def _decisions(decisions: Iterable[Decision]) -> Table:
             table.add_row(ago, name, Text(f"rejected: {printable(one.rejected)}", style="red"), "", "", "")
             continue
         attempt = f" #{one.attempt}" if (one.attempt or 1) > 1 else ""
-        prompt, token = _short(one.prompt or "-"), _short(one.token or "-")
-        machines = prompt if one.prompt == one.token else f"{prompt} -> {token}"
+        machines = _pair(one.prompt, one.token)
         loads = f"{one.prompt_load or 0:,}, {one.token_load or 0:,}"
         found = printable(f"{one.prompt_step or '-'}, {one.token_step or '-'}")
         table.add_row(ago, name + attempt, machines, found, loads, _short(one.runner_up or "-"))

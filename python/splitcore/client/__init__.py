@@ -32,6 +32,8 @@ from splitcore.client.results import (
     PoolView,
     Refusal,
     Reported,
+    RequestRow,
+    Requests,
     Spread,
     Why,
 )
@@ -64,6 +66,8 @@ __all__ = [
     "PoolView",
     "Refusal",
     "Reported",
+    "RequestRow",
+    "Requests",
     "ServiceError",
     "SessionError",
     "Spread",

@@ -165,6 +165,10 @@ def overview() -> Call[results.Overview]:
     return Call("GET", "/v1/overview", _json(results.Overview))
 
 
+def requests(start: int, most: int) -> Call[results.Requests]:
+    return Call("GET", "/v1/requests", _json(results.Requests), query={"from": start, "most": most})
+
+
 def check() -> Call[results.Books]:
     return Call("GET", "/v1/check", _json(results.Books), accepts=(500,))
 

@@ -253,6 +253,18 @@ class PlacementClient:
         """
         return self._do(calls.set_class(number, ttft_s, tbt_s))
 
+    def requests(self, start: int = 0, *, most: int = 100) -> results.Requests:
+        """Tell which requests are live.
+
+        Args:
+            start: The id to begin from: `Requests.next` of the call before.
+            most: Requests at most, 1 to 1000.
+
+        Returns:
+            Some of them, and how many there are.
+        """
+        return self._do(calls.requests(start, most))
+
     def loads(self) -> tuple[results.Load, ...]:
         """Tell what is booked on every machine.
 

@@ -256,6 +256,18 @@ class AsyncPlacementClient:
         """
         return await self._do(calls.set_class(number, ttft_s, tbt_s))
 
+    async def requests(self, start: int = 0, *, most: int = 100) -> results.Requests:
+        """Tell which requests are live.
+
+        Args:
+            start: The id to begin from: `Requests.next` of the call before.
+            most: Requests at most, 1 to 1000.
+
+        Returns:
+            Some of them, and how many there are.
+        """
+        return await self._do(calls.requests(start, most))
+
     async def loads(self) -> tuple[results.Load, ...]:
         """Tell what is booked on every machine.
 

@@ -206,6 +206,39 @@ class MachineRow:
 
 
 @dataclass(frozen=True, slots=True)
+class RequestRow:
+    """A live request."""
+
+    request_id: int
+    state: Literal["placed", "parked"]
+    attempt: int | None
+    prompt: str | None
+    """The machine of its prompt."""
+    token: str | None
+    """The machine of its output."""
+    transfer: str | None
+    output_tokens: int
+    name: str | None = None
+    """What the client calls it; this and the next ones of a service with workers of its own."""
+    prompt_tokens: int | None = None
+    max_new_tokens: int | None = None
+    age_ms: int | None = None
+    """Since it is known to this service."""
+
+
+@dataclass(frozen=True, slots=True)
+class Requests:
+    """Some of the live requests."""
+
+    live: int
+    """How many there are in all."""
+    requests: tuple[RequestRow, ...]
+    """By their ids."""
+    next: int | None
+    """The id to go on from, where there are more."""
+
+
+@dataclass(frozen=True, slots=True)
 class Load:
     """What is booked on a machine."""
 

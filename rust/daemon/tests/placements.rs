@@ -57,6 +57,44 @@ fn a_request_goes_from_its_placement_to_its_end_and_leaves_nothing() {
 }
 
 #[test]
+fn live_requests_are_listed_some_at_a_time() {
+    let service = Service::with_machines(options(), 2, 2);
+    let mut client = service.client();
+    let list = |client: &mut common::Client, query: &str| client.get(&format!("/v1/requests{query}"));
+    assert_eq!(list(&mut client, "").json(), json!({"live": 0, "requests": [], "next": null}));
+    let ids = [9, 2, 7, u64::MAX, 4];
+    for id in ids {
+        assert_eq!(client.place(id).status, 201);
+    }
+    client.post("/v1/placements/2/progress", &json!({"tokens": 3}));
+    let mut sorted = ids.to_vec();
+    sorted.sort_unstable();
+    let mut seen = Vec::new();
+    let mut next = Some(0);
+    while let Some(from) = next {
+        let page = list(&mut client, &format!("?from={from}&most=2")).json();
+        assert_eq!(page["live"], json!(ids.len()));
+        let requests = page["requests"].as_array().unwrap();
+        assert!(requests.len() <= 2);
+        seen.extend(requests.iter().map(|each| each["request_id"].as_u64().unwrap()));
+        next = page["next"].as_u64();
+    }
+    assert_eq!(seen, sorted);
+    let first = list(&mut client, "?most=1").json()["requests"][0].clone();
+    let expected = json!({
+        "request_id": 2, "state": "placed", "attempt": 1, "prompt": first["prompt"], "token": first["token"],
+        "transfer": "serialized", "output_tokens": 3,
+    });
+    assert_eq!(first, expected);
+    assert!(first["prompt"].as_str().unwrap().starts_with('p'));
+    for wrong in ["?most=0", "?most=1001", "?most=many", "?from=-1", "?colour=red"] {
+        assert_eq!(list(&mut client, wrong).status, 400, "{wrong}");
+    }
+    client.delete("/v1/placements/2");
+    assert_eq!(list(&mut client, "").json()["live"], json!(ids.len() - 1));
+}
+
+#[test]
 fn what_comes_late_is_no_error_and_is_counted() {
     let service = Service::with_machines(options(), 1, 1);
     let mut client = service.client();

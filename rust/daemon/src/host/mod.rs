@@ -5,9 +5,10 @@ mod facts;
 mod generate;
 mod log;
 mod managed;
+mod running;
 mod views;
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
@@ -25,6 +26,7 @@ pub use directory::{Machine, MachineSpec};
 pub use facts::{Fact, Recovered, ReportSpec};
 pub use generate::{Ending, Generate, Output, Said};
 pub use log::{Kind, Since};
+pub use running::{Running, RunningView};
 pub use views::{Decision, DecisionView, Overview, PoolView, RowView, STATES, Totals};
 
 use crate::clock::Clock;
@@ -143,7 +145,7 @@ pub(crate) struct State {
     clock: Clock,
     machines: Directory,
     /// Live requests; `None` while one waits for a machine.
-    live: HashMap<u64, Option<Placement>>,
+    live: BTreeMap<u64, Option<Placement>>,
     recent: VecDeque<Decision>,
     log: Log,
     totals: Totals,
@@ -186,7 +188,7 @@ impl Host {
             core,
             clock,
             machines: Directory::default(),
-            live: HashMap::new(),
+            live: BTreeMap::new(),
             recent: VecDeque::with_capacity(DECISIONS_KEPT),
             log: Log::new(options.events_max),
             totals: Totals::default(),

@@ -7,6 +7,7 @@ mod health;
 mod machines;
 mod pieces;
 mod placements;
+mod requests;
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -54,7 +55,7 @@ pub struct App {
     draining: watch::Sender<bool>,
 }
 
-type Routes = [(&'static str, MethodRouter<Arc<App>>); 27];
+type Routes = [(&'static str, MethodRouter<Arc<App>>); 28];
 
 /// Every path and what answers there.
 fn routes() -> Routes {
@@ -77,6 +78,7 @@ fn routes() -> Routes {
         ("/v1/chat/completions", post(openai::chat)),
         ("/v1/models", get(openai::models)),
         ("/v1/models/{*id}", get(openai::model)),
+        ("/v1/requests", get(requests::list)),
         ("/v1/requests/{id}", get(openai::attach)),
         ("/v1/loads", get(machines::loads)),
         ("/v1/overview", get(health::overview)),

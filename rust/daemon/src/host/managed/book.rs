@@ -64,6 +64,11 @@ impl Entry {
         }
     }
 
+    /// How long it has been known.
+    pub(in crate::host) fn age_ns(&self, now: Time) -> u64 {
+        self.trace.age_ns(now)
+    }
+
     /// What a machine must know to carry out this work. `None` where its tokens are not all here.
     pub(super) fn descriptor(&self, work: &Work) -> Option<Descriptor> {
         let ask = &self.ask;

@@ -43,6 +43,11 @@ impl Trace {
         }
     }
 
+    /// How long ago it arrived.
+    pub(super) fn age_ns(&self, now: Time) -> u64 {
+        now.since(self.arrived)
+    }
+
     pub(super) fn acknowledged(&mut self, now: Time) {
         self.acknowledged.get_or_insert(now);
     }
