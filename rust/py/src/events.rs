@@ -40,7 +40,7 @@ pub(crate) fn read<E: DeserializeOwned + Serialize>(
             Ok(event) => all.push(plain::read_all(&event)?),
             // An iterator of the caller's own may be where it is heard.
             Err(stopped) if stopped.is_instance_of::<PyKeyboardInterrupt>(py) => {
-                let result = Handled::nothing(py)?;
+                let result = Handled::nothing(py);
                 return Err(errors::interrupted(stopped, py, "events are applied", (0, None), result));
             }
             Err(error) => return Err(error),
@@ -143,8 +143,8 @@ pub(crate) struct Handled {
 
 impl Handled {
     /// Of no events.
-    fn nothing(py: Python<'_>) -> PyResult<Self> {
-        Ok(Self { actions: PyList::empty(py).unbind(), errors: PyList::empty(py).unbind(), late: 0 })
+    fn nothing(py: Python<'_>) -> Self {
+        Self { actions: PyList::empty(py).unbind(), errors: PyList::empty(py).unbind(), late: 0 }
     }
 }
 

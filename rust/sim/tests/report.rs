@@ -230,7 +230,7 @@ fn the_summary_has_its_shape() {
             },
         ],
         "out_of_range_lookups": 7, "cost_model": "measured", "policy": "mixed-pool", "model": "bloom-176b",
-        "trace": "conversation", "transfer_mode": "auto", "rate_rps": null, "seed": 42, "evictions": 1, "pauses": 5, "events": 99,
+        "trace": "conversation", "notes": [], "transfer_mode": "auto", "rate_rps": null, "seed": 42, "evictions": 1, "pauses": 5, "events": 99,
         "duration_s": 1.0, "wall_s": 0.5, "digest": "00000000000000ab",
     });
     assert_eq!(found, expected);

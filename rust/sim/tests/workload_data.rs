@@ -161,14 +161,14 @@ fn azure_files_parse_whole() {
 
 #[test]
 fn public_simulator_files_parse_whole() {
-    for (file, rows, first_ns) in [
-        ("rr_conv_10_60s.csv", 595, 79_587_451),
-        ("rr_code_10_60s.csv", 595, 79_587_451),
-        ("rr_conv_70_300s.csv", 21_100, 11_369_636),
-        ("test_trace.csv", 3, 1_000_000_000),
+    for (file, rows) in [
+        ("rr_conv_10_60s.csv", 595),
+        ("rr_code_10_60s.csv", 595),
+        ("rr_conv_70_300s.csv", 21_100),
+        ("test_trace.csv", 3),
     ] {
         let Some(trace) = trace(file) else { return };
-        assert_eq!((trace.len(), trace[0].arrival_ns), (rows, first_ns), "{file}");
+        assert_eq!((trace.len(), trace[0].arrival_ns), (rows, 0), "{file}");
     }
 }
 

@@ -471,7 +471,7 @@ fn what_may_never_end_is_refused() {
 
 #[test]
 fn a_part_of_a_stretched_file_tells_its_own_rate() {
-    let rows: String = [0.0, 1.0, 2.0, 10.0].iter().map(|at| format!("0,2,0,{at},1,5,6\n")).collect();
+    let rows = ["0", "1", "2", "10"].map(|at| format!("0,2,0,{at},1,5,6\n")).concat();
     let path = write(format!("{SPLITWISE}{rows}"));
     let spec = WorkloadSpec {
         source: path.to_str().unwrap().into(),

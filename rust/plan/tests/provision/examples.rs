@@ -177,7 +177,7 @@ fn what_contradicts_itself_is_refused() {
     let limits = |limits: Limits| ProvisionSpec { limits, ..cheapest() };
     let options = |options: splitcore_sim::Options| ProvisionSpec { options, ..cheapest() };
     let base = || cheapest().options;
-    let cases = [
+    let cases = vec![
         (
             ProvisionSpec { rate_rps: None, ..cheapest() },
             "rate: expected the requests per second to hold at the least cost, got none",
