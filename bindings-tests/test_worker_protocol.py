@@ -204,8 +204,8 @@ def test_descriptors_go_only_to_a_service_of_another_epoch():
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"proof": "00" * 32}, "a proof that does not match"),
-        ({"proof": None}, "a proof that does not match"),
+        ({"proof": "00" * 32}, "a proof by another"),
+        ({"proof": None}, "a proof by another"),
         ({"epoch": 1}, "epoch 1 has been replaced by 2"),
         ({"machine": {"index": 3, "incarnation": 7}}, "another machine"),
         ({"silence_limit_ns": 5}, "silence_limit"),
@@ -250,9 +250,10 @@ def test_a_refusal_names_the_field():
     worker = WorkerProtocol(identity(), secret=SECRET)
     daemon = Daemon(worker)
     daemon.say("challenge", message("worker", "challenge"))
-    with pytest.raises(SessionError, match=r"layout\.layers: it has 30, this worker 32") as caught:
+    with pytest.raises(SessionError, match=r"layout\.layers: expected 30, got 32") as caught:
         daemon.say("refused", message("worker", "refused"))
     assert (caught.value.field, caught.value.ours, caught.value.theirs) == ("layout.layers", "30", "32")
+    assert caught.value.permanent
 
 
 def test_nothing_is_said_before_the_registration():
@@ -313,6 +314,11 @@ def test_the_service_refuses_what_does_not_fit(service):
     assert caught.value.field == "proof"
     with pytest.raises(AnswerError, match="secret"):
         WorkerSession(workers, mine("x"), hold_nothing, timeout_s=LIMIT_S)
+    with WorkerSession(workers, mine("first"), hold_nothing, secret=SECRET, timeout_s=LIMIT_S) as first:
+        other = mine("x", layout=dict(first.identity.layout) | {"layers": 99})
+        with pytest.raises(SessionError) as caught:
+            WorkerSession(workers, other, hold_nothing, secret=SECRET, timeout_s=LIMIT_S)
+        assert (caught.value.field, caught.value.theirs, caught.value.permanent) == ("layout.layers", "99", True)
 
 
 def test_a_later_incarnation_ends_the_session_of_the_earlier(service):

@@ -1820,7 +1820,7 @@ class Worker:
         """Where it takes other workers."""
     @property
     def ended(self) -> tuple[str, str] | None:
-        """How it has ended and why: ``stopped``, ``given-up`` or ``failed``; None while it goes on."""
+        """How it has ended and why: ``stopped``, ``given-up``, ``refused`` or ``failed``; None while it goes on."""
     def next_pass(self, timeout_s: float | None = None) -> Pass | None:
         """Wait for a pass to run.
 

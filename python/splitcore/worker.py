@@ -55,7 +55,8 @@ def run(
         leave_limit_s: Seconds after which the worker ends all the same.
 
     Returns:
-        How it ended and why: ``"stopped"``, ``"given-up"`` by its daemon (then it may begin anew), or ``"failed"``.
+        How it ended and why: ``"stopped"``, ``"given-up"`` by its daemon (then it may begin anew), ``"refused"`` by it
+        for good, or ``"failed"``.
 
     Raises:
         Exception: What the engine raises. The daemon has been told, and what was here runs elsewhere.

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from splitcore._native import SplitcoreError
 from splitcore.errors import wrong
 from splitcore.options import option
 from splitcore.service_options import trusting
@@ -202,6 +203,8 @@ def _serve(
             stats = worker.stats()
         finally:
             worker.close()
+        if how == "refused":
+            raise SplitcoreError(f"the daemon at {given['connect']} does not take this worker: {why}")
         _tell(f"{how}{': ' if why else ''}{why}; {_summary(stats)}")
     if how == "failed":
         raise typer.Exit(1)

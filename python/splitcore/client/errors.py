@@ -43,7 +43,9 @@ class SessionError(SplitcoreError):
     A daemon that takes the worker only with something else has said so in `field`, `ours` and `theirs`.
     """
 
-    def __init__(self, message: str, *, field: str | None = None, ours: str = "", theirs: str = "") -> None:
+    def __init__(
+        self, message: str, *, field: str | None = None, ours: str = "", theirs: str = "", permanent: bool = False
+    ) -> None:
         """Keep why.
 
         Args:
@@ -51,8 +53,10 @@ class SessionError(SplitcoreError):
             field: What a refusal is about; None for another end.
             ours: What the daemon has or wants.
             theirs: What the worker has.
+            permanent: Whether a refusal is for good, so that to try again is in vain.
         """
         super().__init__(message)
+        self.permanent = permanent
         self.field = field
         self.ours = ours
         self.theirs = theirs

@@ -16,6 +16,8 @@ pub mod metrics;
 mod openai;
 pub mod options;
 pub mod server;
+#[doc(hidden)]
+pub mod testing;
 mod timed;
 mod tls;
 mod words;

@@ -46,6 +46,11 @@ struct StateLabel {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Kind {
+    kind: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Class {
     class: &'static str,
 }
@@ -66,6 +71,7 @@ pub struct Metrics {
     moved: Counter,
     ended: Family<OutcomeLabel, Counter>,
     rejected: Family<Reason, Counter>,
+    violations: Family<Kind, Counter>,
     machines: Family<StateLabel, Gauge>,
     pool_machines: Family<Pool, Gauge>,
     queue_tokens: Family<PoolStat, Share>,
@@ -125,6 +131,7 @@ impl Metrics {
             moved: Counter::default(),
             ended: Family::default(),
             rejected: Family::default(),
+            violations: Family::default(),
             machines: Family::default(),
             pool_machines: Family::default(),
             queue_tokens: Family::default(),
@@ -161,6 +168,11 @@ impl Metrics {
         of.register("pool_moves", "Machines that changed pools", self.moved.clone());
         of.register("placements_ended", "Requests by how they ended", self.ended.clone());
         of.register("placements_rejected", "Arrivals turned away, by reason", self.rejected.clone());
+        of.register(
+            "worker_violations",
+            "Sessions of workers that ended because of what they said, by the message",
+            self.violations.clone(),
+        );
         of.register("machines", "Machines by state", self.machines.clone());
         of.register("pool_machines", "Machines that take work, by pool", self.pool_machines.clone());
         of.register("pool_queue_tokens", "Prompt tokens that wait on a machine", self.queue_tokens.clone());
@@ -260,6 +272,9 @@ impl Metrics {
         }
         for (reason, count) in REJECTIONS.into_iter().zip(now.totals.rejected) {
             follow(&self.rejected.get_or_create_owned(&Reason { reason: reason.name() }), count);
+        }
+        for &(kind, count) in &now.violations {
+            follow(&self.violations.get_or_create_owned(&Kind { kind }), count);
         }
         for (state, count) in STATES.into_iter().zip(now.states) {
             let label = StateLabel { state: state_name(state) };

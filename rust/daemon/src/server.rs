@@ -16,6 +16,7 @@ use tokio_rustls::TlsAcceptor;
 use crate::connection::{BEYOND_MAX, Beyond, Connection};
 use crate::doors;
 use crate::http::{App, Gate};
+use crate::openai::Gateway;
 use crate::options::{OptionError, Options};
 use crate::tls::{self, Tls};
 
@@ -261,8 +262,10 @@ async fn bind_workers(
     if let Some(tls) = tls {
         listener = listener.with_tls(tls.workers());
     }
+    let context = app.gateway.as_ref().map_or(0, Gateway::context);
     let epoch = app.host.epoch().map_err(|fault| std::io::Error::other(fault.to_string()))?;
-    Ok((listener, Settings { secret, model: options.model_name(), epoch, ..Settings::default() }))
+    let settings = Settings { secret, model: options.model_name(), context, epoch, ..Settings::default() };
+    Ok((listener, settings))
 }
 
 /// Hands on what workers say, until the host has stopped.

@@ -3,6 +3,12 @@
 #![allow(clippy::unwrap_used, reason = "what is missing fails the test")]
 
 mod common;
+#[path = "managed/fuzzed.rs"]
+mod fuzzed;
+#[path = "managed/liar.rs"]
+mod liar;
+#[path = "managed/liars.rs"]
+mod liars;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

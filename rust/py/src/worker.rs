@@ -111,6 +111,7 @@ fn told(end: End) -> (&'static str, String) {
     match end {
         End::Stopped => ("stopped", String::new()),
         End::GivenUp(reason) => ("given-up", reason),
+        End::Refused(reason) => ("refused", reason),
         End::Failed(reason) => ("failed", reason),
     }
 }

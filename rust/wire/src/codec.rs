@@ -5,11 +5,16 @@
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use crate::text::plain;
+
 /// Bytes before the message.
 pub const HEADER_BYTES: usize = 4;
 
 /// Maps and arrays within one another, at most. The deepest message has 7.
 const DEPTH_MAX: usize = 24;
+
+/// Memory that is kept for the next frame: that of a long one is given back.
+const KEPT_BYTES: usize = 64 << 10;
 
 /// Bytes that are no frame.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -66,13 +71,9 @@ pub fn decode<M: DeserializeOwned>(body: &[u8]) -> Result<M, FrameError> {
     let mut deserializer = rmp_serde::Deserializer::new(&mut rest);
     deserializer.set_max_depth(DEPTH_MAX);
     let message = M::deserialize(&mut deserializer);
-    let message = message.map_err(|error| FrameError::Malformed(short(&error.to_string())))?;
+    // It may quote what a stranger wrote.
+    let message = message.map_err(|error| FrameError::Malformed(plain(&error.to_string())))?;
     if rest.is_empty() { Ok(message) } else { Err(FrameError::Trailing { bytes: rest.len() }) }
-}
-
-/// What a stranger wrote may be quoted in an error: not all of it.
-fn short(text: &str) -> String {
-    text.chars().filter(|letter| !letter.is_control()).take(200).collect()
 }
 
 /// Takes bytes as they come and gives messages.
@@ -97,6 +98,11 @@ impl Decoder {
         self.buffer.extend_from_slice(bytes);
     }
 
+    /// Bytes that it has memory for.
+    pub fn held_bytes(&self) -> u64 {
+        self.buffer.capacity() as u64
+    }
+
     /// Whether part of a frame is here.
     pub fn is_within_frame(&self) -> bool {
         self.buffer.len() > self.read
@@ -118,6 +124,7 @@ impl Decoder {
         self.read += HEADER_BYTES + length as usize;
         if self.read == self.buffer.len() {
             self.buffer.clear();
+            self.buffer.shrink_to(KEPT_BYTES);
             self.read = 0;
         }
         Ok(Some(message))

@@ -2,7 +2,10 @@
 //! the stranger's connection and touches nothing else.
 
 use std::io;
+use std::os::unix::fs::FileTypeExt;
+use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use rustls::ServerConfig;
@@ -44,6 +47,8 @@ pub enum What {
     Hello {
         /// Who.
         hello: Box<Hello>,
+        /// Where the connection comes from: `host:port`, or `unix`.
+        from: String,
         /// To answer, and to speak later.
         handle: Handle,
     },
@@ -58,7 +63,7 @@ pub enum What {
 
 /// What a host says on a connection.
 #[derive(Debug)]
-enum Say {
+pub(crate) enum Say {
     Welcome(MachineId),
     Refuse(Refusal),
     Registered,
@@ -73,7 +78,30 @@ pub struct Handle {
     slow: Arc<Notify>,
 }
 
+impl Say {
+    pub(crate) fn carry_out(
+        self,
+        session: &mut DaemonSession,
+        now: Time,
+        steps: &mut Vec<Step<ToWorker, DaemonEvent>>,
+    ) {
+        match self {
+            Self::Welcome(machine) => drop(session.welcome(now, machine, steps)),
+            Self::Refuse(refusal) => session.refuse(refusal, steps),
+            Self::Registered => drop(session.registered(steps)),
+            Self::Command(assigned) => drop(session.command(*assigned, steps)),
+            Self::Close(reason) => session.close(CloseReason::Closed(reason), steps),
+        }
+    }
+}
+
 impl Handle {
+    /// One that has room for so many frames, and what is said on it.
+    pub(crate) fn new(frames_max: u32) -> (Self, mpsc::Receiver<Say>) {
+        let (says, said) = mpsc::channel(frames_max.max(1) as usize);
+        (Self { says, slow: Arc::new(Notify::new()) }, said)
+    }
+
     fn say(&self, say: Say) {
         if let Err(mpsc::error::TrySendError::Full(_)) = self.says.try_send(say) {
             self.slow.notify_one();
@@ -133,11 +161,7 @@ impl Listener {
                 Ok(Self { inner: Inner::Tcp(listener), address, tls: None })
             }
             Address::Unix(path) => {
-                // One that was killed has left its socket behind, and nobody answers there.
-                let answer = std::os::unix::net::UnixStream::connect(path);
-                if answer.is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused) {
-                    std::fs::remove_file(path)?;
-                }
+                remove_abandoned(path)?;
                 let inner = Inner::Unix(UnixListener::bind(path)?);
                 Ok(Self { inner, address: address.clone(), tls: None })
             }
@@ -164,21 +188,22 @@ impl Listener {
     /// Takes connections until it is dropped, or nobody listens to `heard` any more.
     pub async fn serve(self, settings: Settings, heard: mpsc::Sender<Heard>) {
         let places = Arc::new(Semaphore::new(settings.limits.connections_max as usize));
+        let held = Arc::new(Held { bytes: AtomicU64::new(0), bytes_max: settings.limits.held_bytes_max });
         let origin = Instant::now();
         for id in 0.. {
             let accepted = tokio::select! {
                 accepted = self.accept() => accepted,
                 () = heard.closed() => return,
             };
-            let Ok(stream) = accepted else {
+            let Ok((stream, from)) = accepted else {
                 tokio::time::sleep(ACCEPT_PAUSE).await;
                 continue;
             };
             // Without a place it is dropped at once: the worker tries again later.
             let Ok(place) = Arc::clone(&places).try_acquire_owned() else { continue };
-            let Ok(task) = Task::new(ConnectionId(id), settings.clone(), origin, heard.clone()) else {
-                continue;
-            };
+            let share = Share { of: Arc::clone(&held), bytes: 0 };
+            let task = Task::new(ConnectionId(id), from, settings.clone(), origin, heard.clone(), share);
+            let Ok(task) = task else { continue };
             let tls = self.tls.clone();
             tokio::spawn(async move {
                 match stream {
@@ -193,20 +218,34 @@ impl Listener {
         }
     }
 
-    /// The next connection.
+    /// The next connection, and where it comes from.
     ///
     /// # Errors
     /// The system has none to give: it is to be tried again a little later.
-    pub(crate) async fn accept(&self) -> io::Result<Accepted> {
+    pub(crate) async fn accept(&self) -> io::Result<(Accepted, String)> {
         match &self.inner {
             Inner::Tcp(listener) => {
-                let (stream, _) = listener.accept().await?;
+                let (stream, from) = listener.accept().await?;
                 stream.set_nodelay(true)?;
-                Ok(Accepted::Tcp(stream))
+                Ok((Accepted::Tcp(stream), from.to_string()))
             }
-            Inner::Unix(listener) => Ok(Accepted::Unix(listener.accept().await?.0)),
+            Inner::Unix(listener) => Ok((Accepted::Unix(listener.accept().await?.0), "unix".to_owned())),
         }
     }
+}
+
+/// One that was killed has left its socket behind, and nobody answers there. Whatever else is there stays: a file that is
+/// no socket refuses a connection as well.
+fn remove_abandoned(path: &Path) -> io::Result<()> {
+    let Ok(there) = std::fs::symlink_metadata(path) else { return Ok(()) };
+    if !there.file_type().is_socket() {
+        return Err(io::Error::new(io::ErrorKind::AlreadyExists, "a file that is no socket is there"));
+    }
+    let answer = std::os::unix::net::UnixStream::connect(path);
+    if answer.is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused) {
+        std::fs::remove_file(path)?;
+    }
+    Ok(())
 }
 
 /// A connection of either kind.
@@ -215,9 +254,38 @@ pub(crate) enum Accepted {
     Unix(tokio::net::UnixStream),
 }
 
+/// What has come on all connections together, and waits for the rest of its frame or of its registration.
+struct Held {
+    bytes: AtomicU64,
+    bytes_max: u64,
+}
+
+/// The part of it that one connection has.
+struct Share {
+    of: Arc<Held>,
+    bytes: u64,
+}
+
+impl Share {
+    /// It is so much now. Returns whether all of them together are within their bound.
+    fn set(&mut self, bytes: u64) -> bool {
+        let before = std::mem::replace(&mut self.bytes, bytes);
+        let total = self.of.bytes.fetch_add(bytes.wrapping_sub(before), Ordering::Relaxed);
+        bytes <= before || total.wrapping_add(bytes).wrapping_sub(before) <= self.of.bytes_max
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        self.of.bytes.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
 /// One connection.
 struct Task {
     id: ConnectionId,
+    from: String,
+    share: Share,
     session: DaemonSession,
     settings: Settings,
     origin: Instant,
@@ -231,23 +299,27 @@ struct Task {
 impl Task {
     fn new(
         id: ConnectionId,
+        from: String,
         settings: Settings,
         origin: Instant,
         heard: mpsc::Sender<Heard>,
+        share: Share,
     ) -> io::Result<Self> {
-        let (sender, says) = mpsc::channel(settings.limits.queue_frames_max.max(1) as usize);
+        let (handle, says) = Handle::new(settings.limits.queue_frames_max);
         let mut steps = Vec::new();
         let now = Time::from_ns(origin.elapsed().as_nanos() as u64);
         let session = DaemonSession::new(settings.clone(), nonce()?, now, &mut steps);
         Ok(Self {
             id,
+            from,
+            share,
             session,
             pipe: Pipe::new(settings.limits),
             settings,
             origin,
             heard,
             says,
-            handle: Handle { says: sender, slow: Arc::new(Notify::new()) },
+            handle,
             steps,
         })
     }
@@ -355,18 +427,21 @@ impl Task {
             }
             any
         });
+        self.weigh();
+    }
+
+    /// A connection whose bytes are too many together with those of all others is the one that ends.
+    fn weigh(&mut self) {
+        if !self.share.set(self.pipe.held_bytes() + self.session.held_bytes()) {
+            let limit = self.settings.limits.held_bytes_max;
+            self.fail(CloseReason::Held { limit });
+        }
     }
 
     fn say(&mut self, say: Say) {
         let now = self.now();
-        let steps = &mut self.steps;
-        match say {
-            Say::Welcome(machine) => drop(self.session.welcome(now, machine, steps)),
-            Say::Refuse(refusal) => self.session.refuse(refusal, steps),
-            Say::Registered => drop(self.session.registered(steps)),
-            Say::Command(assigned) => drop(self.session.command(*assigned, steps)),
-            Say::Close(reason) => self.session.close(CloseReason::Closed(reason), steps),
-        }
+        say.carry_out(&mut self.session, now, &mut self.steps);
+        self.weigh();
     }
 
     /// Carries out what the session wants, in order.
@@ -380,7 +455,9 @@ impl Task {
                 }
                 Step::Event(event) => {
                     let what = match event {
-                        DaemonEvent::Hello(hello) => What::Hello { hello, handle: self.handle.clone() },
+                        DaemonEvent::Hello(hello) => {
+                            What::Hello { hello, from: self.from.clone(), handle: self.handle.clone() }
+                        }
                         event => What::Event(event),
                     };
                     if self.heard.send(Heard { connection: self.id, what }).await.is_err() {
@@ -407,7 +484,10 @@ mod tests {
         let heard = async {
             let (near, mut far) = tokio::io::duplex(4096);
             let (heard, _hears) = mpsc::channel(8);
-            let mut task = Task::new(ConnectionId(1), Settings::default(), Instant::now(), heard).unwrap();
+            let held = Arc::new(Held { bytes: AtomicU64::new(0), bytes_max: u64::MAX });
+            let (settings, share) = (Settings::default(), Share { of: held, bytes: 0 });
+            let task = Task::new(ConnectionId(1), String::new(), settings, Instant::now(), heard, share);
+            let mut task = task.unwrap();
             task.pipe.keeps();
             let conversation = tokio::spawn(task.run(BufStream::new(near)));
             let mut header = [0; 4];

@@ -8,10 +8,12 @@ use splitcore_core::id::{AssignmentSeq, Epoch, LegKey, MachineId};
 use splitcore_core::kv::KvLayout;
 use splitcore_core::leg::{Command, Notice, Peer, Work};
 
-use serde::{Deserialize, Serialize};
+use serde::de::{SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::auth::Key;
 use crate::hex::{Nonce, Proof};
+use crate::text::plain;
 
 /// The version of all that is in this module. Two sides speak the same one or not at all.
 pub const PROTOCOL: u32 = 1;
@@ -37,6 +39,7 @@ pub struct Descriptor {
     /// How to draw.
     pub sampling: Sampling,
     /// Texts that end the output.
+    #[serde(deserialize_with = "few_texts")]
     pub stop: Vec<String>,
     /// Tokens that end the output.
     pub stop_ids: Vec<u32>,
@@ -45,7 +48,41 @@ pub struct Descriptor {
     pub note: String,
 }
 
+/// Texts that end one output, at most: in memory each is many times what an empty one is in a frame.
+const STOPS_MAX: usize = 4096;
+
+fn few_texts<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<String>, D::Error> {
+    struct Few;
+    impl<'de> Visitor<'de> for Few {
+        type Value = Vec<String>;
+
+        fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            write!(f, "at most {STOPS_MAX} texts")
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, mut texts: A) -> Result<Self::Value, A::Error> {
+            let mut few = Vec::new();
+            while let Some(text) = texts.next_element()? {
+                if few.len() == STOPS_MAX {
+                    return Err(serde::de::Error::invalid_length(few.len() + 1, &self));
+                }
+                few.push(text);
+            }
+            Ok(few)
+        }
+    }
+    from.deserialize_seq(Few)
+}
+
 impl Descriptor {
+    /// Memory that it takes.
+    pub fn held_bytes(&self) -> u64 {
+        let tokens = size_of::<u32>() * (self.prompt.capacity() + self.stop_ids.capacity());
+        let texts = self.stop.iter().map(|text| size_of::<String>() + text.capacity()).sum::<usize>();
+        let own = size_of::<Self>() + self.name.capacity() + self.note.capacity();
+        (tokens + texts + own) as u64
+    }
+
     /// What of it contradicts the work that it is for.
     ///
     /// # Errors
@@ -129,6 +166,9 @@ pub struct Hello {
     pub layout: KvLayout,
     /// KV blocks that it has.
     pub blocks: u32,
+    /// Positions that its model takes, prompt and output together; `None`: it does not say.
+    #[serde(default)]
+    pub context: Option<u32>,
     /// Where it takes peer connections; as in [`PeerAddress`].
     pub peer: String,
     /// Where its transports take KV; as in [`PeerAddress`].
@@ -162,7 +202,7 @@ pub struct Welcome {
 
 /// A worker is not let in: what does not agree.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
-#[error("{field}: {ours} here, {theirs} there")]
+#[error("{}: expected {}, got {}", plain(.field), plain(.ours), plain(.theirs))]
 pub struct Refusal {
     /// Which field of the `Hello`.
     pub field: String,
@@ -170,13 +210,28 @@ pub struct Refusal {
     pub ours: String,
     /// What it was told.
     pub theirs: String,
+    /// Whether it is for good: what does not agree is what the worker is, or how both are set up, and not how things
+    /// stand at the moment.
+    #[serde(default)]
+    pub permanent: bool,
 }
+
+/// Fields, and groups of them, that no later try agrees on.
+const PERMANENT: [&str; 7] = ["protocol", "proof", "secret", "model", "context", "layout", "incarnation"];
 
 impl Refusal {
     /// One of these values.
     #[allow(clippy::needless_pass_by_value, reason = "numbers and texts, each as it is at hand")]
     pub fn new(field: &str, ours: impl ToString, theirs: impl ToString) -> Self {
-        Self { field: field.to_owned(), ours: ours.to_string(), theirs: theirs.to_string() }
+        let (ours, theirs) = (plain(&ours.to_string()), plain(&theirs.to_string()));
+        let group = field.split('.').next().unwrap_or_default();
+        Self { field: field.to_owned(), ours, theirs, permanent: PERMANENT.contains(&group) }
+    }
+
+    /// The same, for good.
+    #[must_use]
+    pub fn permanently(self) -> Self {
+        Self { permanent: true, ..self }
     }
 }
 

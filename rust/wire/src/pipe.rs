@@ -106,6 +106,11 @@ impl Pipe {
         self.within_since = self.decoder.is_within_frame().then(|| since.unwrap_or_else(Instant::now));
     }
 
+    /// Bytes that have been read and are part of no message yet, with what is set aside for them.
+    pub(crate) fn held_bytes(&self) -> u64 {
+        self.decoder.held_bytes()
+    }
+
     /// When a frame takes too long, if one is under way.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         let writes = self.writes().then_some(self.wrote_at);

@@ -429,7 +429,7 @@ fn strangers_learn_nothing_and_keep_nobody_out() {
         let address = kit::address(machine);
         tell(&mut stream, &ToPeer::Hello(Box::new(PeerHello { address, ..kit::peer_hello() })));
         let Some(ToPeer::Refused(refusal)) = hear(&mut stream) else { panic!("let in") };
-        assert_eq!(refusal, Refusal::new("proof", "another secret", "a proof that does not match"));
+        assert_eq!(refusal, Refusal::new("proof", "the same secret", "a proof by another"));
     }
     // More of them than there is room for, all silent: the oldest are let go, and one who may come in does.
     let silent: Vec<TcpStream> = (0..200)

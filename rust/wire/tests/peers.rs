@@ -5,12 +5,13 @@ mod kit;
 
 use proptest::prelude::*;
 use splitcore_core::id::MachineId;
+use splitcore_core::kv::{Dtype, KvLayout};
 use splitcore_core::leg::Peer;
 use splitcore_core::time::Time;
 use splitcore_wire::auth::Secret;
 use splitcore_wire::hex::Hex;
 use splitcore_wire::message::*;
-use splitcore_wire::roster::Roster;
+use splitcore_wire::roster::{ENTERING_MAX, Roster, Standing};
 use splitcore_wire::session::*;
 
 type PeerOut = Vec<Step<ToPeer, PeerEvent>>;
@@ -207,21 +208,126 @@ fn a_proof_of_one_machine_lets_no_other_in() {
     assert!(!out.iter().any(|step| matches!(step, Step::Event(_))));
 }
 
+fn hello(name: &str, index: Option<u32>, incarnation: u32) -> Hello {
+    Hello { name: name.to_owned(), index, incarnation, ..kit::hello() }
+}
+
+/// A roster that hears of one connection after the other, from one host, and of workers that all are away.
+struct Door {
+    roster: Roster,
+    connections: u64,
+}
+
+impl Door {
+    fn new(places: u32) -> Self {
+        Self { roster: Roster::new(places), connections: 0 }
+    }
+
+    fn says(&mut self, hello: &Hello, standing: Standing) -> Result<u32, String> {
+        self.connections += 1;
+        let entered = self.roster.enter(self.connections, hello, "10.0.0.1:5", |_| standing);
+        entered.map(|machine| machine.index).map_err(|refusal| refusal.to_string())
+    }
+
+    /// Lets a worker in that registers.
+    fn enters(&mut self, hello: &Hello, standing: Standing) -> Result<u32, String> {
+        let index = self.says(hello, standing)?;
+        assert_eq!(self.roster.register(self.connections).unwrap().name, hello.name);
+        Ok(index)
+    }
+}
+
 #[test]
 fn a_name_keeps_its_place_and_an_older_incarnation_does_not_get_it() {
-    let mut roster = Roster::default();
-    let hello =
-        |name: &str, index, incarnation| Hello { name: name.to_owned(), index, incarnation, ..kit::hello() };
-    let place = |roster: &mut Roster, hello: &Hello| roster.enter(hello).map(|id| id.index);
-    assert_eq!(place(&mut roster, &hello("b", Some(1), 5)), Ok(1));
-    assert_eq!(place(&mut roster, &hello("a", None, 5)), Ok(0));
-    assert_eq!(place(&mut roster, &hello("c", None, 5)), Ok(2));
-    assert_eq!(place(&mut roster, &hello("a", None, 6)), Ok(0));
-    let refused = roster.enter(&hello("a", None, 5)).unwrap_err();
-    assert_eq!(refused.to_string(), "incarnation: 6 here, 5 there");
-    assert_eq!(roster.enter(&hello("d", Some(1), 5)).unwrap_err().to_string(), "name: b here, d there");
-    assert_eq!(roster.enter(&hello("b", Some(3), 5)).unwrap_err().to_string(), "index: 1 here, 3 there");
-    let current = roster.member(0).unwrap().address.machine;
-    assert_eq!(roster.address(current).peer, kit::hello().peer);
-    assert_eq!(roster.address(MachineId { incarnation: 5, ..current }).peer, "", "it is gone");
+    let mut door = Door::new(8);
+    let away = Standing::Away;
+    assert_eq!(door.enters(&hello("b", Some(1), 5), away), Ok(1));
+    assert_eq!(door.enters(&hello("a", None, 5), away), Ok(0));
+    assert_eq!(door.enters(&hello("c", None, 5), away), Ok(2));
+    assert_eq!(door.enters(&hello("a", None, 6), away), Ok(0));
+    let refused = |name, index, door: &mut Door| door.says(&hello(name, index, 5), away).unwrap_err();
+    assert_eq!(refused("a", None, &mut door), "incarnation: expected at least 6, got 5");
+    assert_eq!(refused("d", Some(1), &mut door), "name: expected b, got d");
+    assert_eq!(refused("b", Some(3), &mut door), "index: expected 1, got 3");
+    assert_eq!(refused("e", Some(8), &mut door), "index: expected below machines_max, which is 8, got 8");
+    assert_eq!(refused("e", Some(u32::MAX), &mut door).split(',').count(), 3);
+    let current = door.roster.member(0).unwrap().address.machine;
+    assert_eq!(door.roster.address(current).peer, kit::hello().peer);
+    let before = splitcore_core::id::MachineId { incarnation: 5, ..current };
+    assert_eq!(door.roster.address(before).peer, "", "it is gone");
+}
+
+#[test]
+fn who_does_not_register_leaves_nothing_behind() {
+    let mut door = Door::new(8);
+    for at in 0..3 * ENTERING_MAX {
+        assert_eq!(door.says(&hello(&format!("w{at}"), None, u32::MAX), Standing::Lost), Ok(0));
+        door.roster.leave(door.connections);
+    }
+    assert_eq!(door.roster.member(0), None);
+    assert_eq!(door.enters(&hello("w0", None, 1), Standing::Away), Ok(0));
+    // An impostor of a later life that has not registered changes nothing for the one that has.
+    assert_eq!(door.says(&hello("w0", None, u32::MAX), Standing::Away), Ok(0));
+    assert_eq!(door.enters(&hello("w0", Some(0), 1), Standing::Away), Ok(0));
+}
+
+#[test]
+fn places_are_set_aside_for_those_that_are_about_to_register_and_not_for_too_many() {
+    let mut door = Door::new(1 << 20);
+    for at in 0..ENTERING_MAX as u32 {
+        assert_eq!(door.says(&hello(&format!("w{at}"), None, 5), Standing::Away), Ok(at));
+    }
+    let refused = door.says(&hello("one-more", None, 5), Standing::Away).unwrap_err();
+    assert!(refused.starts_with("entering_max: expected 1024"), "{refused}");
+    door.roster.leave(1);
+    assert_eq!(door.says(&hello("one-more", None, 5), Standing::Away), Ok(0));
+}
+
+#[test]
+fn a_lost_worker_bars_neither_its_name_nor_its_place_for_ever() {
+    let mut door = Door::new(2);
+    assert_eq!(door.enters(&hello("a", None, u32::MAX), Standing::Away), Ok(0));
+    assert_eq!(door.enters(&hello("b", None, 5), Standing::Away), Ok(1));
+    let refused = door.says(&hello("a", None, 6), Standing::Away).unwrap_err();
+    assert!(refused.starts_with("incarnation: "), "{refused}");
+    let full = door.says(&hello("c", None, 6), Standing::Away).unwrap_err();
+    assert_eq!(full, "machines_max: expected 2, got one worker more");
+    // All are lost: who comes later gets a place that a later life may have.
+    assert_eq!(door.enters(&hello("a", None, 6), Standing::Lost), Ok(1));
+    assert_eq!(door.enters(&hello("a", Some(1), 7), Standing::Away), Ok(1));
+}
+
+#[test]
+fn of_two_workers_with_one_name_on_two_hosts_the_second_is_refused() {
+    let mut door = Door::new(8);
+    assert_eq!(door.enters(&hello("a", None, 5), Standing::Away), Ok(0));
+    let second = |standing| {
+        let entered = door.roster.clone().enter(99, &hello("a", None, 6), "10.0.0.2:7", |_| standing);
+        entered.map_err(|refusal| (refusal.to_string(), refusal.permanent))
+    };
+    let told =
+        "name: expected a name of its own, as 'a' is in session from 10.0.0.1:5, got 'a' from 10.0.0.2:7";
+    assert_eq!(second(Standing::Here), Err((told.to_owned(), false)));
+    assert!(second(Standing::Away).is_ok(), "it may have moved");
+    let same_host = door.roster.clone().enter(99, &hello("a", None, 6), "10.0.0.1:9", |_| Standing::Here);
+    assert!(same_host.is_ok(), "it was started again");
+}
+
+#[test]
+fn kv_must_fit_that_of_the_workers_that_are_here() {
+    let mut door = Door::new(8);
+    assert_eq!(door.enters(&hello("a", None, 5), Standing::Away), Ok(0));
+    let with = |change: &dyn Fn(&mut KvLayout)| {
+        let mut hello = hello("b", None, 5);
+        change(&mut hello.layout);
+        hello
+    };
+    let dtype = with(&|layout| layout.dtype = Dtype::Bf16);
+    assert_eq!(door.says(&dtype, Standing::Here), Err("layout.dtype: expected f32, got bf16".to_owned()));
+    let layers = with(&|layout| layout.layers = 32);
+    assert_eq!(door.says(&layers, Standing::Away), Err("layout.layers: expected 30, got 32".to_owned()));
+    let blocks = with(&|layout| layout.block_tokens = 32);
+    assert_eq!(door.says(&blocks, Standing::Here), Ok(1));
+    // With nobody left it is for the next one to say.
+    assert_eq!(door.enters(&dtype, Standing::Lost), Ok(1));
 }

@@ -8,7 +8,6 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 use splitcore_core::event::{Claim, Held};
 use splitcore_core::id::{AssignmentSeq, Epoch};
-use splitcore_core::kv::Dtype;
 use splitcore_core::leg::{Command, Notice};
 use splitcore_core::time::Time;
 use splitcore_wire::auth::Secret;
@@ -157,24 +156,53 @@ fn refusal(settings: Settings, change: impl FnOnce(&mut Hello)) -> Refusal {
 #[test]
 fn a_refusal_names_the_field_and_both_values() {
     let told = |refusal: &Refusal| refusal.to_string();
-    let settings = || Settings { layout: Some(kit::layout()), ..kit::settings() };
-    assert_eq!(told(&refusal(settings(), |hello| hello.protocol = 2)), "protocol: 1 here, 2 there");
-    assert_eq!(
-        told(&refusal(settings(), |hello| hello.layout.layers = 32)),
-        "layout.layers: 30 here, 32 there"
-    );
-    let refused = refusal(settings(), |hello| hello.layout.dtype = Dtype::Bf16);
-    assert_eq!(told(&refused), "layout.dtype: f32 here, bf16 there");
+    let settings = || Settings { context: 4096, ..kit::settings() };
+    assert_eq!(told(&refusal(settings(), |hello| hello.protocol = 2)), "protocol: expected 1, got 2");
     assert_eq!(refusal(kit::settings(), |hello| hello.layout.block_tokens = 0).field, "layout");
-    assert_eq!(told(&refusal(settings(), |hello| hello.epoch = Epoch(4))), "epoch: 3 here, 4 there");
+    let refused = refusal(settings(), |hello| hello.epoch = Epoch(4));
+    assert_eq!((told(&refused).as_str(), refused.permanent), ("epoch: expected at most 3, got 4", false));
+    let refused = refusal(settings(), |hello| hello.context = Some(512));
+    assert_eq!(
+        (told(&refused).as_str(), refused.permanent),
+        ("context: expected at least 4096, got 512", true)
+    );
     let model = || Settings { model: Some("llama".to_owned()), ..kit::settings() };
-    assert_eq!(told(&refusal(model(), |_| {})), "model: llama here, smollm2-135m there");
-    assert_eq!(told(&refusal(settings(), |hello| hello.proof = None)), "proof: required here, none there");
+    let refused = refusal(model(), |_| {});
+    assert_eq!(
+        (told(&refused).as_str(), refused.permanent),
+        ("model: expected llama, got smollm2-135m", true)
+    );
+    assert_eq!(told(&refusal(settings(), |hello| hello.proof = None)), "proof: expected a proof, got none");
     let other = || Settings { secret: Some(Secret::new(b"another")), ..kit::settings() };
     assert_eq!(refusal(other(), |_| {}).field, "proof");
     // The proof covers the name and the nonce.
     assert_eq!(refusal(settings(), |hello| hello.name = "token-1".to_owned()).field, "proof");
     assert_eq!(refusal(settings(), |hello| hello.nonce.0[3] ^= 1).field, "proof");
+}
+
+#[test]
+fn texts_of_a_hello_are_short_and_nothing_that_a_terminal_obeys() {
+    type Change = fn(&mut Hello, String);
+    let settings = || Settings { secret: None, ..kit::settings() };
+    let fields: [(&str, usize, Change); 4] = [
+        ("name", 256, |hello, text| hello.name = text),
+        ("model", 256, |hello, text| hello.model = text),
+        ("peer", 512, |hello, text| hello.peer = text),
+        ("transfer", 4096, |hello, text| hello.transfer = text),
+    ];
+    for (field, most, change) in fields {
+        let with = |text: &str| refusal(settings(), |hello| change(hello, text.to_owned()));
+        for text in ["a\x1b[2J", "a\nb", "\u{9b}31m", "a\u{202e}b", &"x".repeat(most + 1)] {
+            let refused = with(text);
+            assert_eq!((refused.field.as_str(), refused.permanent), (field, true), "{text:?}");
+            assert!(refused.to_string().chars().all(splitcore_wire::text::is_plain), "{refused}");
+            assert!(refused.theirs.len() < 400);
+        }
+        let (mut session, mut out, mut hello) = (daemon(settings()), Vec::new(), kit::hello());
+        change(&mut hello, "x".repeat(most));
+        session.receive(at(1), ToDaemon::Hello(Box::new(hello)), &mut out);
+        assert_eq!(closed(&out), None, "{field}");
+    }
 }
 
 #[test]
@@ -187,13 +215,13 @@ fn a_worker_takes_no_daemon_that_does_not_know_the_secret() {
         closed(&out).map(ToString::to_string)
     };
     assert_eq!(welcomed(&|_| {}), None);
-    let wrong = Some("refused: proof: another secret here, a proof that does not match there".to_owned());
+    let wrong = Some("refused: proof: expected the same secret, got a proof by another".to_owned());
     assert_eq!(welcomed(&|welcome| welcome.proof = None), wrong);
     assert_eq!(welcomed(&|welcome| welcome.proof = kit::hello().proof), wrong, "the worker's own, sent back");
     let (mut session, mut out) = (worker(kit::settings()), Vec::new());
     session.receive(at(1), ToWorker::Challenge(Challenge { secret: false, ..kit::challenge() }), &mut out);
     let reason = closed(&out).map(ToString::to_string);
-    assert_eq!(reason, Some("refused: secret: a secret here, no secret there".to_owned()));
+    assert_eq!(reason, Some("refused: secret: expected a secret, got no secret".to_owned()));
 }
 
 #[test]
@@ -402,4 +430,131 @@ fn a_command_that_is_about_nothing_new_brings_nothing() {
     session.receive(at(4), ToWorker::Command(Box::new(assigned)), &mut out);
     let reason = closed(&out).map(ToString::to_string);
     assert_eq!(reason, Some("command: a descriptor without a request".to_owned()));
+}
+
+mod given {
+    use splitcore_core::event::{Claim, Held};
+    use splitcore_core::id::{AssignmentSeq, Epoch, LegKey, MachineId, Order};
+    use splitcore_core::leg::{Command, Notice, Report, Work};
+    use splitcore_core::placement::Upto;
+    use splitcore_wire::given::Given;
+    use splitcore_wire::message::{Assigned, Tokens};
+
+    use crate::kit;
+
+    const TO: MachineId = MachineId { index: 9, incarnation: 1 };
+
+    fn assigned(seq: u64, command: Command) -> Assigned {
+        Assigned { seq: AssignmentSeq(seq), command, descriptor: None, peer: None }
+    }
+
+    fn report(seq: u64) -> Report {
+        Report { seq: AssignmentSeq(seq), ..Report::default() }
+    }
+
+    fn compute(seq: u64, request: u64, upto: Upto) -> Assigned {
+        let work = Work { upto, max_new_tokens: 8, ..kit::work(4) };
+        assigned(seq, Command::Compute { key: kit::key(request), order: Order(request), work })
+    }
+
+    fn tokens(given: &Given, key: LegKey, from: u32, count: usize) -> Result<(), String> {
+        given.tokens(&Tokens { key, from, ids: vec![1; count] }).map_err(|violation| violation.to_string())
+    }
+
+    #[test]
+    fn what_is_taken_back_may_be_spoken_of_until_that_is_answered_and_what_is_over_is_forgotten() {
+        let mut given = Given::new(512);
+        for request in 1..=5000_u64 {
+            let (key, seq) = (kit::key(request), 3 * request);
+            assert!(given.notice(&Notice::Relief { key }).is_err());
+            given.command(&compute(seq, request, Upto::End));
+            given.notice(&Notice::PrefillDone { key, sampled: true }).unwrap();
+            given.command(&assigned(seq + 1, Command::Abort { key }));
+            // Said before it has heard of that.
+            given.notice(&Notice::Finished { key, tokens: 3 }).unwrap();
+            given.notice(&Notice::Report(report(seq))).unwrap();
+            assert_eq!(tokens(&given, key, 0, 3), Ok(()));
+            given.notice(&Notice::Released { key, to: None, report: report(seq + 1) }).unwrap();
+            assert!(given.len() <= 1030, "{}", given.len());
+        }
+        assert_eq!(
+            tokens(&given, kit::key(1), 0, 3),
+            Err("tokens: request 1 attempt 1 was never given to this worker".to_owned())
+        );
+    }
+
+    #[test]
+    fn an_end_is_remembered_until_its_release_has_been_heard() {
+        let mut given = Given::new(512);
+        let key = kit::key(1);
+        given.command(&compute(1, 1, Upto::End));
+        given.notice(&Notice::Finished { key, tokens: 8 }).unwrap();
+        for seq in 2..3000 {
+            given.command(&compute(seq, seq, Upto::End));
+            given.notice(&Notice::Gone { key: kit::key(seq) }).unwrap();
+            given.notice(&Notice::Report(report(seq))).unwrap();
+        }
+        assert_eq!(tokens(&given, key, 0, 8), Ok(()), "after a confirm all of it comes again");
+        given.command(&assigned(3000, Command::Release { key }));
+        assert_eq!(tokens(&given, key, 0, 8), Ok(()));
+        given.notice(&Notice::Report(report(3000))).unwrap();
+        assert!(given.len() <= 1024);
+    }
+
+    #[test]
+    fn a_source_gives_the_first_token_and_speaks_of_no_landing() {
+        let mut given = Given::new(512);
+        let key = kit::key(1);
+        given.command(&compute(1, 1, Upto::Position(4)));
+        assert_eq!(tokens(&given, key, 0, 1), Ok(()));
+        let more = "tokens: request 1 attempt 1 has more tokens than this worker was to make";
+        assert_eq!(tokens(&given, key, 0, 2), Err(more.to_owned()));
+        assert_eq!(tokens(&given, key, u32::MAX, 1), Err(more.to_owned()));
+        for notice in [Notice::Landed { key }, Notice::Reserved { key }, Notice::Evicted { key, tokens: 5 }] {
+            assert!(given.notice(&notice).is_err(), "{notice:?}");
+        }
+        given.notice(&Notice::Sent { key }).unwrap();
+        for _ in 0..2 {
+            given.notice(&Notice::Released { key, to: Some(TO), report: report(1) }).unwrap();
+        }
+        assert_eq!(given.len(), 1, "it keeps the request");
+        given.command(&assigned(2, Command::Release { key }));
+        given.notice(&Notice::Report(report(2))).unwrap();
+        // A transfer that was stopped may end late.
+        given.notice(&Notice::Sent { key }).unwrap();
+    }
+
+    #[test]
+    fn one_that_is_to_keep_a_request_does_not_run_it() {
+        let mut given = Given::new(512);
+        let (key, work) = (kit::key(1), kit::work(4));
+        given.command(&assigned(1, Command::Keep { key, order: Order(1), work }));
+        let told = "tokens: request 1 attempt 1 was not given to this worker to run";
+        assert_eq!(tokens(&given, key, 0, 1), Err(told.to_owned()));
+        assert!(given.notice(&Notice::Finished { key, tokens: 1 }).is_err());
+        assert!(given.notice(&Notice::Released { key, to: None, report: report(1) }).is_err());
+    }
+
+    #[test]
+    fn a_registration_holds_what_was_given_and_what_it_brings_may_be_spoken_of() {
+        let mut given = Given::new(512);
+        given.command(&compute(1, 1, Upto::End));
+        let claim = |request, held| Claim { held, ..kit::claim(request) };
+        let known = kit::registration(kit::EPOCH, vec![claim(1, Held::Closing), claim(1, Held::Kept)]);
+        assert_eq!(given.check_registration(&known, kit::EPOCH), Ok(()));
+        let unknown = kit::registration(kit::EPOCH, vec![claim(1, Held::Closing), claim(2, Held::Finished)]);
+        let refused = given.check_registration(&unknown, kit::EPOCH).unwrap_err();
+        let told = "register: request 2 attempt 1 is claimed and was never given to this worker";
+        assert_eq!(refused.to_string(), told);
+        let mut ahead = kit::registration(kit::EPOCH, vec![]);
+        ahead.report.seq = AssignmentSeq(2);
+        assert!(given.check_registration(&ahead, kit::EPOCH).is_err());
+        // Of an earlier Cluster nothing is known here.
+        let earlier = kit::registration(Epoch(2), vec![claim(2, Held::Finished)]);
+        assert_eq!(given.check_registration(&earlier, kit::EPOCH), Ok(()));
+        given.register(&earlier);
+        assert_eq!(tokens(&given, kit::key(2), 0, 1), Ok(()));
+        given.command(&assigned(3, Command::Abort { key: kit::key(2) }));
+        given.notice(&Notice::Released { key: kit::key(2), to: None, report: report(3) }).unwrap();
+    }
 }

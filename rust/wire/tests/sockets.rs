@@ -14,8 +14,8 @@ use splitcore_wire::auth::Secret;
 use splitcore_wire::backoff::Backoff;
 use splitcore_wire::codec::{Decoder, encode};
 use splitcore_wire::link::LinkEvent;
-use splitcore_wire::listen::What;
-use splitcore_wire::message::{Refusal, ToDaemon, ToWorker, Tokens};
+use splitcore_wire::listen::{Listener, What};
+use splitcore_wire::message::{Hello, Refusal, ToDaemon, ToWorker, Tokens};
 use splitcore_wire::session::{CloseReason, DaemonEvent, Limits, Settings, WorkerEvent};
 
 use crate::kit::daemon::{Daemon, lost, next};
@@ -70,7 +70,7 @@ fn strangers_are_refused_on_both_sides() {
     let mut daemon = Daemon::start(kit::settings());
     let other = Settings { secret: Some(Secret::new(b"another")), ..kit::settings() };
     let link = daemon.link(other);
-    let refused = Refusal::new("proof", "another secret", "a proof that does not match");
+    let refused = Refusal::new("proof", "the same secret", "a proof by another");
     assert_eq!(lost(&link), CloseReason::RefusedThere(refused.clone()));
     assert_eq!(daemon.closed(), CloseReason::Refused(refused));
     drop(link);
@@ -167,7 +167,7 @@ fn a_link_connects_again_and_says_the_newest_epoch_it_has_heard_of() {
     assert!(matches!(lost(&link), CloseReason::Io(_) | CloseReason::Closed(_)));
     assert!(matches!(daemon.closed(), CloseReason::Io(_)));
     assert!(!link.notice(Notice::Gone { key: kit::key(1) }), "there is no session to say it on");
-    let What::Hello { hello, handle } = daemon.next() else { panic!("no hello") };
+    let What::Hello { hello, handle, .. } = daemon.next() else { panic!("no hello") };
     assert_eq!((hello.epoch, hello.index), (kit::EPOCH, Some(kit::MACHINE.index)));
     handle.close("enough");
     assert_eq!(lost(&link), CloseReason::ClosedThere("enough".to_owned()));
@@ -207,4 +207,66 @@ fn an_address_is_a_host_and_a_port_or_a_path() {
         let told = parse(text).unwrap_err().to_string();
         assert_eq!(told, format!("address \"{text}\": expected host:port or unix:/path"));
     }
+}
+
+/// What a connection that registers sends before its registration.
+fn let_in(daemon: &mut Daemon, name: &str) -> TcpStream {
+    let hello = Hello { name: name.to_owned(), ..kit::hello() };
+    let mut stream = daemon.connect();
+    stream.write_all(&encode(&ToDaemon::Hello(Box::new(hello)), 4096).unwrap()).unwrap();
+    daemon.hello().welcome(kit::MACHINE);
+    stream
+}
+
+#[test]
+fn what_has_come_of_frames_and_registrations_is_bounded_over_all_connections() {
+    const BOUND: u64 = 4 << 20;
+    let limits = Limits { held_bytes_max: BOUND, ..Limits::default() };
+    let mut daemon = Daemon::start(Settings { secret: None, limits, ..kit::settings() });
+    let describe = |request, tokens: usize| {
+        let descriptor = Box::new(kit::descriptor(vec![1; tokens]));
+        encode(&ToDaemon::Describe { key: kit::key(request), descriptor }, 16 << 20).unwrap()
+    };
+    // Half of what all of them may have together, of a token a byte each: four times as much in memory.
+    let mut first = let_in(&mut daemon, "first");
+    first.write_all(&describe(1, (BOUND / 8) as usize)).unwrap();
+    // The rest of a frame that does not come.
+    let mut unfinished = let_in(&mut daemon, "unfinished");
+    unfinished.write_all(&(1_u32 << 20).to_le_bytes()).unwrap();
+    unfinished.write_all(&vec![0; 1 << 19]).unwrap();
+    let mut more = let_in(&mut daemon, "more");
+    more.write_all(&describe(1, (BOUND / 8) as usize)).unwrap();
+    let closed = daemon.closed();
+    assert_eq!(closed, CloseReason::Held { limit: BOUND });
+    assert!(closed.to_string().contains("held_bytes_max (4194304)"), "{closed}");
+    drop(unfinished);
+    assert!(matches!(daemon.closed(), CloseReason::Io(_)));
+    // What is over holds nothing: there is room again.
+    let mut again = let_in(&mut daemon, "again");
+    again.write_all(&describe(1, (BOUND / 16) as usize)).unwrap();
+    let register = ToDaemon::Register(Box::new(kit::registration(Epoch(2), vec![])));
+    again.write_all(&encode(&register, 4096).unwrap()).unwrap();
+    let closed = daemon.closed().to_string();
+    assert!(closed.ends_with("described and not claimed"), "{closed}");
+}
+
+#[test]
+fn a_socket_that_nobody_answers_at_is_replaced_and_nothing_else() {
+    let folder = std::env::temp_dir().join(format!("splitcore-replaced-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let (file, left, link) = (folder.join("file"), folder.join("left"), folder.join("link"));
+    std::fs::write(&file, "precious").unwrap();
+    std::os::unix::fs::symlink(&file, &link).unwrap();
+    drop(std::os::unix::net::UnixListener::bind(&left).unwrap());
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let bind = |path: &std::path::Path| runtime.block_on(Listener::bind(&Address::Unix(path.to_owned())));
+    for path in [&file, &link, &folder] {
+        let error = bind(path).unwrap_err().to_string();
+        assert_eq!(error, "a file that is no socket is there", "{path:?}");
+    }
+    assert_eq!(std::fs::read_to_string(&link).unwrap(), "precious");
+    let here = bind(&left).unwrap();
+    assert!(bind(&left).is_err(), "somebody answers there");
+    drop(here);
+    std::fs::remove_dir_all(&folder).unwrap();
 }

@@ -21,6 +21,8 @@ pub enum End {
     /// The daemon has given this machine up while it was away, and what it held runs elsewhere: it may begin anew with
     /// the next incarnation.
     GivenUp(String),
+    /// The daemon does not let it in, and would not at a later try: it is what it is, or how the two are set up.
+    Refused(String),
     /// It cannot go on.
     Failed(String),
 }

@@ -139,6 +139,7 @@ impl Worker {
             model: options.model.clone(),
             layout: shape.layout,
             blocks: shape.blocks,
+            context: Some(options.bounds.context),
             peer: peer.to_string(),
             transfer: mover.transfer().to_owned(),
             key: Key::random().map_err(WorkerError::Random)?,

@@ -126,12 +126,17 @@ fn at_work(daemon: &mut Daemon) -> (Running, Handle) {
     (running, handle)
 }
 
-/// A worker in session, without an engine.
-fn idle(daemon: &mut Daemon) -> (Worker, Handle) {
+/// A worker that looks for its daemon, without an engine.
+fn unheard(daemon: &Daemon) -> Worker {
     let layout = model::layout(0);
     let shape = splitcore_core::kv::PoolShape { layout, blocks: 20 };
     let pool = std::sync::Arc::new(splitcore_transport::Pool::shared(shape).unwrap());
-    let worker = Worker::start(daemon.options(), pool).unwrap();
+    Worker::start(daemon.options(), pool).unwrap()
+}
+
+/// The same, in session.
+fn idle(daemon: &mut Daemon) -> (Worker, Handle) {
+    let worker = unheard(daemon);
     let handle = daemon.register();
     handle.registered();
     (worker, handle)
@@ -222,6 +227,23 @@ fn a_worker_whose_place_or_name_another_has_ends() {
         assert_eq!(worker.next_pass(LIMIT).map(|pass| pass.number), None);
         assert_eq!(matches!(worker.ended(), Some(End::GivenUp(_))), may_begin_anew, "{:?}", worker.ended());
     }
+}
+
+#[test]
+fn a_worker_that_is_refused_for_good_ends_with_the_reason_and_any_other_tries_again() {
+    let mut daemon = Daemon::start();
+    let worker = unheard(&daemon);
+    daemon.hello().refuse(Refusal::new("machines_max", 2, "one worker more"));
+    daemon.hello().refuse(Refusal::new("model", "this", "that"));
+    assert_eq!(worker.next_pass(LIMIT).map(|pass| pass.number), None);
+    let told = "refused by the other side: model: expected this, got that";
+    assert_eq!(worker.ended(), Some(End::Refused(told.to_owned())));
+    // One that was in session before waits for the daemon to be set up as it was.
+    let (worker, handle) = idle(&mut daemon);
+    handle.close("the daemon ends");
+    daemon.hello().refuse(Refusal::new("model", "this", "that"));
+    drop(daemon.hello());
+    assert_eq!(worker.ended(), None);
 }
 
 #[test]

@@ -92,6 +92,8 @@ class Identity:
     """Where it takes connections of other workers: ``host:port``, or ``unix:/path``."""
     transfer: str
     """Where its transports are, in their own words."""
+    context: int | None = None
+    """Positions that its model takes, prompt and output together; None: it does not say."""
     key: str = field(default_factory=lambda: token_hex(32), repr=False)
     """What other workers that dial it must show to know, in hexadecimal: the daemon hands it out with the address."""
     index: int | None = None

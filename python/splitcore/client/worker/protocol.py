@@ -99,8 +99,9 @@ class WorkerProtocol:
             self._send("pong", {"number": read(int, body.get("number"), "ping.number")})
         elif name == "refused" and self.welcome is None:
             field, ours, theirs = (str(body.get(part, "")) for part in ("field", "ours", "theirs"))
-            message = f"the daemon refuses {field}: it has {ours}, this worker {theirs}"
-            raise SessionError(message, field=field, ours=ours, theirs=theirs)
+            message = f"the daemon refuses this worker: {field}: expected {ours}, got {theirs}"
+            permanent = body.get("permanent") is True
+            raise SessionError(message, field=field, ours=ours, theirs=theirs, permanent=permanent)
         elif name == "challenge" and self._challenge is None:
             self._greet(body)
         elif name == "welcome" and self._challenge is not None and self.welcome is None:
@@ -135,7 +136,7 @@ class WorkerProtocol:
         if self._secret is not None:
             right = prove(self._secret, "daemon", self._challenge or "", self._nonce, self.identity.name)
             if not hmac.compare_digest(right.encode(), (welcome.proof or "").encode()):
-                self._refuse("proof", "another secret", "a proof that does not match")
+                self._refuse("proof", "the same secret", "a proof by another")
         if welcome.epoch < self.identity.epoch:
             raise AnswerError(f"welcome: epoch {welcome.epoch} has been replaced by {self.identity.epoch}")
         index = welcome.machine.index if self.identity.index is None else self.identity.index

@@ -192,7 +192,10 @@ impl Host {
             totals: Totals::default(),
             classes: HashSet::new(),
             next_id: first_id(),
-            managed: options.model.is_some().then(|| Managed::new((options.reattach_s * 1e9) as u64)),
+            managed: options
+                .model
+                .is_some()
+                .then(|| Managed::new((options.reattach_s * 1e9) as u64, options.machines_max)),
             recorder,
             armed: Time::MAX,
             actions: Vec::new(),
@@ -460,7 +463,7 @@ impl State {
                 ClusterAction::Drained { machine } => self.drained(machine),
                 ClusterAction::Command { to, seq, command } => {
                     self.follow(to, &command);
-                    if let Some(managed) = &self.managed {
+                    if let Some(managed) = &mut self.managed {
                         managed.command(to, seq, command);
                     }
                 }

@@ -8,7 +8,7 @@ use splitcore_core::id::MachineId;
 use splitcore_core::leg::Command;
 use splitcore_core::placement::{Mode, Placement, Seat, Step};
 
-use super::managed::{BlocksView, HandoffView, KvTotals};
+use super::managed::{BlocksView, HandoffView, KvTotals, Managed};
 use super::{DECISIONS_KEPT, Fault, Host, REJECTIONS, State};
 
 /// Machines that an overview has at most.
@@ -166,6 +166,9 @@ pub struct Overview {
     /// Machines by state, in the order of `STATES`.
     #[serde(skip)]
     pub states: [usize; STATES.len()],
+    /// Sessions of workers that ended because of what they said, by the message.
+    #[serde(skip)]
+    pub violations: Vec<(&'static str, u64)>,
 }
 
 impl Host {
@@ -306,6 +309,7 @@ impl State {
             states,
             machines_total: here.len(),
             machines: self.foremost(&here),
+            violations: self.managed.as_ref().map_or_else(Vec::new, Managed::violations),
         }
     }
 

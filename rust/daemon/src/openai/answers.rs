@@ -31,6 +31,10 @@ pub(super) fn failure(ending: Ending) -> ApiError {
             let message = "the machine that had the request was lost, and it cannot go on elsewhere";
             (StatusCode::BAD_GATEWAY, "not_resumable", message.to_owned())
         }
+        Ending::Failed("ended_early") => {
+            let message = "the machine that had the request could not go on with it, and ended it early";
+            (StatusCode::BAD_GATEWAY, "ended_early", message.to_owned())
+        }
         Ending::Failed(reason) => {
             (StatusCode::INTERNAL_SERVER_ERROR, reason, format!("the request failed: {reason}"))
         }

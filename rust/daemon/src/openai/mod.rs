@@ -87,6 +87,11 @@ impl Gateway {
         }))
     }
 
+    /// Positions that prompt and output may have together.
+    pub(crate) fn context(&self) -> u32 {
+        self.model.context
+    }
+
     fn view(&self) -> ModelView<'_> {
         let max_model_len = self.model.context;
         ModelView {

@@ -56,6 +56,7 @@ impl Worker {
             model: model_name.to_owned(),
             layout: layout(),
             blocks: 1000,
+            context: None,
             peer: String::new(),
             transfer: String::new(),
             key: Key::default(),

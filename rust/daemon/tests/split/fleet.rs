@@ -8,11 +8,10 @@ use splitcore_core::config::MachineConfig;
 use splitcore_core::event::Role;
 use splitcore_core::kv::PoolShape;
 use splitcore_transport::{Backend, Pool};
-use splitcore_wire::address::Address;
 use splitcore_wire::backoff::Backoff;
 use splitcore_wire::session::Limits;
 use splitcore_worker::mover::MoverOptions;
-use splitcore_worker::{Log, ModelBounds, Pass, Stats, Worker, WorkerOptions};
+use splitcore_worker::{Log, ModelBounds, Pass, Stats, TransferListen, Worker, WorkerOptions};
 
 use crate::model::{Model, VOCABULARY, layout};
 
@@ -85,7 +84,8 @@ pub(crate) fn options(connect: &str, name: &str, role: Role) -> WorkerOptions {
         model: MODEL.to_owned(),
         bounds: ModelBounds { context: 1000, vocabulary: VOCABULARY },
         secret: None,
-        peer_listen: Address::Tcp("127.0.0.1:0".to_owned()),
+        peer_listen: None,
+        transfer_listen: TransferListen::AsNeeded,
         mover,
         machine: MachineConfig { report_interval_ns: 20_000_000, ..MachineConfig::default() },
         limits: Limits::default(),

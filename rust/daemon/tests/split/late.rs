@@ -7,6 +7,7 @@ use serde_json::json;
 use splitcore_core::event::{Join, Registration, Role};
 use splitcore_core::id::{Epoch, LegKey};
 use splitcore_core::leg::{Command, Notice, Report};
+use splitcore_wire::auth::Key;
 use splitcore_wire::backoff::Backoff;
 use splitcore_wire::link::{LinkEvent, LinkOptions, WorkerLink};
 use splitcore_wire::message::Tokens;
@@ -38,8 +39,10 @@ impl Puppet {
             model: MODEL.to_owned(),
             layout: layout(),
             blocks: 100,
+            context: None,
             peer: String::new(),
             transfer: String::new(),
+            key: Key::default(),
         };
         let options = LinkOptions {
             address: service.workers.as_ref().unwrap().parse().unwrap(),

@@ -203,7 +203,7 @@ async fn run(listener: Listener, options: PeersOptions, mut asks: UnboundedRecei
 async fn accept(listener: &Listener) -> Accepted {
     loop {
         match listener.accept().await {
-            Ok(stream) => return stream,
+            Ok((stream, _)) => return stream,
             Err(_) => tokio::time::sleep(ACCEPT_PAUSE).await,
         }
     }

@@ -7,18 +7,24 @@
 
 use std::collections::BTreeMap;
 
-use splitcore_core::event::{Held, Registration};
+use splitcore_core::cost::CostTable;
+use splitcore_core::event::{Claim, Held, Registration};
 use splitcore_core::id::{AssignmentSeq, LegKey, MachineId};
 use splitcore_core::leg::Notice;
 use splitcore_core::time::Time;
 
-use super::{ClaimError, CloseReason, Limits, Pulse, Settings, Step, check_sequence, layout_refusal};
+use super::{
+    ClaimError, CloseReason, Limits, Pulse, Settings, Step, check_sequence, layout_refusal, text_refusal,
+};
 use crate::auth::{Party, prove, verify};
 use crate::hex::Nonce;
 use crate::message::{
     Assigned, Challenge, Descriptor, DescriptorError, Hello, Named, PROTOCOL, Refusal, ToDaemon, ToWorker,
     Tokens, Welcome,
 };
+
+/// Knots of a machine's costs, at most: more are no table that somebody has measured.
+const COST_KNOTS_MAX: usize = 4096;
 
 /// What a worker has said.
 #[derive(Debug, Clone, PartialEq)]
@@ -78,6 +84,8 @@ pub struct DaemonSession {
     deadline: Time,
     pulse: Pulse,
     descriptors: BTreeMap<LegKey, Descriptor>,
+    /// Memory of a registration, until it is taken.
+    held_bytes: u64,
     last_seq: AssignmentSeq,
 }
 
@@ -96,6 +104,7 @@ impl DaemonSession {
             deadline: now.after(handshake_limit_ns),
             pulse: Pulse::new(now, ping_interval_ns, silence_limit_ns),
             descriptors: BTreeMap::new(),
+            held_bytes: 0,
             last_seq: AssignmentSeq(0),
         }
     }
@@ -107,6 +116,11 @@ impl DaemonSession {
             State::Challenged | State::Greeted(_) => limits.handshake_bytes_max,
             _ => limits.frame_bytes_max,
         }
+    }
+
+    /// Memory of what has come of a registration that the host has yet to take.
+    pub fn held_bytes(&self) -> u64 {
+        self.held_bytes
     }
 
     /// Whether it is over.
@@ -152,6 +166,7 @@ impl DaemonSession {
             }
             (&State::Welcomed(id), ToDaemon::Register(registration)) => {
                 self.check_registration(id, &registration)?;
+                self.held_bytes += (registration.claims.capacity() * size_of::<Claim>()) as u64;
                 self.state = State::Registering(id);
                 self.deadline = now.after(self.settings.limits.register_limit_ns);
                 let descriptors = std::mem::take(&mut self.descriptors);
@@ -181,29 +196,38 @@ impl DaemonSession {
             return Err(Refusal::new("protocol", PROTOCOL, hello.protocol));
         }
         if let Some(secret) = &self.settings.secret {
-            let Some(proof) = &hello.proof else { return Err(Refusal::new("proof", "required", "none")) };
+            let Some(proof) = &hello.proof else { return Err(Refusal::new("proof", "a proof", "none")) };
             if !verify(secret, Party::Worker, &self.challenge, &hello.nonce, &hello.name, proof) {
-                return Err(Refusal::new("proof", "another secret", "a proof that does not match"));
+                return Err(Refusal::new("proof", "the same secret", "a proof by another"));
             }
         }
         if hello.name.is_empty() {
-            return Err(Refusal::new("name", "at least one letter", "none"));
+            return Err(Refusal::new("name", "at least one letter", "none").permanently());
+        }
+        if let Some(refusal) = text_refusal(hello) {
+            return Err(refusal);
         }
         if hello.epoch > self.settings.epoch {
-            return Err(Refusal::new("epoch", self.settings.epoch.0, hello.epoch.0));
+            let expected = format!("at most {}", self.settings.epoch.0);
+            return Err(Refusal::new("epoch", expected, hello.epoch.0));
         }
         if let Some(model) = self.settings.model.as_ref().filter(|model| **model != hello.model) {
             return Err(Refusal::new("model", model, &hello.model));
         }
-        let ours = self.settings.layout.unwrap_or(hello.layout);
-        layout_refusal(&ours, &hello.layout).map_or(Ok(()), Err)
+        if let Some(context) = hello.context.filter(|&context| context < self.settings.context) {
+            let expected = format!("at least {}", self.settings.context);
+            return Err(Refusal::new("context", expected, context));
+        }
+        layout_refusal(&hello.layout, &hello.layout).map_or(Ok(()), Err)
     }
 
-    fn describe(&mut self, key: LegKey, descriptor: Descriptor) -> Result<(), CloseReason> {
+    fn describe(&mut self, key: LegKey, mut descriptor: Descriptor) -> Result<(), CloseReason> {
+        descriptor.prompt.shrink_to_fit();
         let limit = self.settings.limits.claims_max;
         if self.descriptors.len() >= limit as usize {
             return Err(CloseReason::Claims { limit });
         }
+        self.held_bytes += descriptor.held_bytes();
         if self.descriptors.insert(key, descriptor).is_some() {
             return Err(CloseReason::Claim { key, what: ClaimError::Twice });
         }
@@ -214,6 +238,18 @@ impl DaemonSession {
         if registration.join.machine != id {
             let what = "it names another machine than the welcome did";
             return Err(CloseReason::Incomplete { message: "register", what });
+        }
+        let limit = self.settings.limits.claims_max;
+        // A leg that is being given up, and the request that is to be kept.
+        if registration.claims.len() > 2 * limit as usize {
+            return Err(CloseReason::Claims { limit });
+        }
+        let costs = registration.join.costs.as_ref().map(CostTable::points);
+        if costs.is_some_and(|of| of.prefill.len() + of.decode.len() > COST_KNOTS_MAX) {
+            return Err(CloseReason::Incomplete {
+                message: "register",
+                what: "its costs have too many knots",
+            });
         }
         let knows_us = registration.epoch == self.settings.epoch;
         let mut longest: BTreeMap<LegKey, u32> = BTreeMap::new();
@@ -273,7 +309,7 @@ impl DaemonSession {
     pub fn registered(&mut self, out: &mut Out) -> bool {
         let State::Registering(machine) = self.state else { return false };
         out.push(Step::Send(ToWorker::Registered { epoch: self.settings.epoch }));
-        self.state = State::Established(machine);
+        (self.state, self.held_bytes) = (State::Established(machine), 0);
         true
     }
 

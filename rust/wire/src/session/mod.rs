@@ -17,7 +17,8 @@ pub use worker::{Identity, WorkerEvent, WorkerSession};
 
 use crate::auth::Secret;
 use crate::codec::FrameError;
-use crate::message::{DescriptorError, Refusal};
+use crate::message::{DescriptorError, Hello, Refusal};
+use crate::text::{is_plain, plain};
 
 const SECOND_NS: u64 = 1_000_000_000;
 
@@ -44,6 +45,8 @@ pub struct Limits {
     pub queue_frames_max: u32,
     /// Connections at a time.
     pub connections_max: u32,
+    /// Bytes of all connections together that have come and wait for the rest of their frame, or of their registration.
+    pub held_bytes_max: u64,
 }
 
 impl Default for Limits {
@@ -59,6 +62,7 @@ impl Default for Limits {
             frame_limit_ns: 10 * SECOND_NS,
             queue_frames_max: 4096,
             connections_max: 16_384,
+            held_bytes_max: 512 << 20,
         }
     }
 }
@@ -70,8 +74,8 @@ pub struct Settings {
     pub secret: Option<Secret>,
     /// The model that is served; `None`: any.
     pub model: Option<String>,
-    /// A layout that KV must be able to come from and go to; `None`: any.
-    pub layout: Option<KvLayout>,
+    /// Positions that the model of a worker must take at least. For daemons.
+    pub context: u32,
     /// Which Cluster speaks. For daemons.
     pub epoch: Epoch,
     /// The bounds.
@@ -174,8 +178,16 @@ pub enum CloseReason {
         /// `claims_max`.
         limit: u32,
     },
+    /// All connections together have sent more than is kept.
+    #[error(
+        "more than held_bytes_max ({limit}) bytes of all connections wait for the rest of their frames or registrations"
+    )]
+    Held {
+        /// `held_bytes_max`.
+        limit: u64,
+    },
     /// The other side has ended it.
-    #[error("closed by the other side: {0}")]
+    #[error("closed by the other side: {}", plain(.0))]
     ClosedThere(String),
     /// We have ended it.
     #[error("{0}")]
@@ -261,8 +273,29 @@ impl Pulse {
     }
 }
 
+/// Texts of a `Hello`: bytes at most.
+pub(crate) const NAME_BYTES_MAX: usize = 256;
+pub(crate) const MODEL_BYTES_MAX: usize = 256;
+pub(crate) const PEER_BYTES_MAX: usize = 512;
+pub(crate) const TRANSFER_BYTES_MAX: usize = 4096;
+
+/// What of the texts of a `Hello` cannot stand in a log or is too long to be kept.
+fn text_refusal(hello: &Hello) -> Option<Refusal> {
+    let texts = [
+        ("name", &hello.name, NAME_BYTES_MAX),
+        ("model", &hello.model, MODEL_BYTES_MAX),
+        ("peer", &hello.peer, PEER_BYTES_MAX),
+        ("transfer", &hello.transfer, TRANSFER_BYTES_MAX),
+    ];
+    let wrong = |text: &str, most: usize| text.len() > most || !text.chars().all(is_plain);
+    let (field, text, most) = texts.into_iter().find(|&(_, text, most)| wrong(text, most))?;
+    let expected = format!("at most {most} bytes without control characters");
+    let got = format!("'{}' of {} bytes", plain(text), text.len());
+    Some(Refusal::new(field, expected, got).permanently())
+}
+
 /// What of another layout keeps KV from moving between the two.
-fn layout_refusal(ours: &KvLayout, theirs: &KvLayout) -> Option<Refusal> {
+pub(crate) fn layout_refusal(ours: &KvLayout, theirs: &KvLayout) -> Option<Refusal> {
     if let Err(error) = theirs.check() {
         return Some(Refusal::new("layout", "a layout that a pool can have", error));
     }

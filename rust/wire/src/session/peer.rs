@@ -130,7 +130,7 @@ fn proof_names(from: MachineId, to: MachineId) -> String {
 }
 
 fn wrong_proof() -> Refusal {
-    Refusal::new("proof", "another secret", "a proof that does not match")
+    Refusal::new("proof", "the same secret", "a proof by another")
 }
 
 impl PeerSession {

@@ -32,6 +32,8 @@ pub struct Identity {
     pub layout: KvLayout,
     /// KV blocks that it has.
     pub blocks: u32,
+    /// Positions that its model takes; `None`: it does not say.
+    pub context: Option<u32>,
     /// Where it takes peer connections.
     pub peer: String,
     /// Where its transports take KV.
@@ -212,6 +214,7 @@ impl WorkerSession {
             model: of.model,
             layout: of.layout,
             blocks: of.blocks,
+            context: of.context,
             peer: of.peer,
             transfer: of.transfer,
             key: of.key,
@@ -232,7 +235,7 @@ impl WorkerSession {
                 verify(secret, Party::Daemon, &challenge, &self.nonce, &of.name, &proof)
             });
             if !right {
-                return refuse(Refusal::new("proof", "another secret", "a proof that does not match"));
+                return refuse(Refusal::new("proof", "the same secret", "a proof by another"));
             }
         }
         if welcome.epoch < of.epoch {

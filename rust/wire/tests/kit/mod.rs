@@ -82,6 +82,7 @@ pub(crate) fn hello() -> Hello {
         model: "smollm2-135m".to_owned(),
         layout: layout(),
         blocks: 512,
+        context: Some(8192),
         peer: address(MACHINE).peer,
         transfer: address(MACHINE).transfer,
         key: door(MACHINE),
@@ -91,8 +92,10 @@ pub(crate) fn hello() -> Hello {
 }
 
 pub(crate) fn identity() -> Identity {
-    let Hello { name, index, incarnation, epoch, model, layout, blocks, peer, transfer, key, .. } = hello();
-    Identity { name, index, incarnation, epoch, model, layout, blocks, peer, transfer, key }
+    let Hello {
+        name, index, incarnation, epoch, model, layout, blocks, context, peer, transfer, key, ..
+    } = hello();
+    Identity { name, index, incarnation, epoch, model, layout, blocks, context, peer, transfer, key }
 }
 
 pub(crate) fn peer_identity(machine: MachineId) -> PeerIdentity {

@@ -103,6 +103,7 @@ impl ToyWorker {
             index: Some(index),
             incarnation,
             epoch: Epoch(0),
+            blocks: BLOCKS,
             ..kit::identity()
         };
         let options = LinkOptions {

@@ -16,12 +16,13 @@ use crate::inbox::End;
 const REFUSED_MAX: u32 = 3;
 
 /// What no other try mends. Another worker may have the place by now, where a new daemon met that one first, and then
-/// this one needs another place.
+/// this one needs another place. One that was in session before waits for a daemon that is set up as the last one was.
 pub(super) fn end_of(reason: &CloseReason, had_place: bool) -> Option<End> {
-    let CloseReason::RefusedThere(refusal) = reason else { return None };
+    let (CloseReason::RefusedThere(refusal) | CloseReason::Refused(refusal)) = reason else { return None };
     match refusal.field.as_str() {
         "incarnation" => Some(End::Failed(format!("another worker has this name: {refusal}"))),
         "index" | "name" if had_place => Some(End::GivenUp(format!("the place is taken: {refusal}"))),
+        _ if refusal.permanent && !had_place => Some(End::Refused(reason.to_string())),
         _ => None,
     }
 }

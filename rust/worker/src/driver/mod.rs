@@ -63,7 +63,7 @@ impl Driver {
         };
         match &end {
             End::Stopped => link.close("the worker ends"),
-            End::GivenUp(reason) | End::Failed(reason) => link.close(reason),
+            End::GivenUp(reason) | End::Refused(reason) | End::Failed(reason) => link.close(reason),
         }
         self.board.end(end);
     }
@@ -78,10 +78,10 @@ impl Driver {
                     match event {
                         LinkEvent::Session(WorkerEvent::Welcome(welcome)) => return Ok(welcome),
                         LinkEvent::Lost { reason, .. } => {
-                            losses.tell(&self.options.log, None, &reason);
                             if let Some(end) = cluster::end_of(&reason, false) {
                                 return Err(end);
                             }
+                            losses.tell(&self.options.log, None, &reason);
                         }
                         LinkEvent::Session(_) => {}
                     }

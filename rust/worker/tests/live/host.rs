@@ -9,9 +9,10 @@ use splitcore_core::event::{Arrival, ClusterAction, ClusterEvent, Registration};
 use splitcore_core::id::{AssignmentSeq, Epoch, LegKey, MachineId, RequestId};
 use splitcore_core::leg::{Command, Notice, Report};
 use splitcore_core::time::Time;
+use splitcore_wire::given::Given;
 use splitcore_wire::listen::{ConnectionId, Handle, Heard, Listener, What};
 use splitcore_wire::message::{Assigned, Descriptor, Sampling, Tokens};
-use splitcore_wire::roster::Roster;
+use splitcore_wire::roster::{Roster, Standing};
 use splitcore_wire::session::{DaemonEvent, Settings};
 use tokio::sync::mpsc;
 
@@ -65,6 +66,8 @@ struct Life<'a> {
     /// The clock goes ahead of the real one when there is nothing to wait for.
     ahead_ns: u64,
     roster: Roster,
+    /// What each machine may speak of: an honest one speaks of nothing else.
+    given: BTreeMap<MachineId, Given>,
     let_in: BTreeMap<ConnectionId, (MachineId, Handle)>,
     sessions: BTreeMap<MachineId, (ConnectionId, Handle)>,
     attached: bool,
@@ -110,7 +113,8 @@ impl Host {
             cluster: Cluster::new(config).unwrap(),
             origin: Instant::now(),
             ahead_ns: 0,
-            roster: Roster::default(),
+            roster: Roster::new(16),
+            given: BTreeMap::new(),
             let_in: BTreeMap::new(),
             sessions: BTreeMap::new(),
             attached: epoch == Epoch(1),
@@ -170,17 +174,20 @@ impl Life<'_> {
 
     fn hear(&mut self, Heard { connection, what }: Heard) {
         match what {
-            What::Hello { hello, handle } => match self.roster.enter(&hello) {
-                Ok(machine) => {
-                    handle.welcome(machine);
-                    self.let_in.insert(connection, (machine, handle));
+            What::Hello { hello, from, handle } => {
+                match self.roster.enter(connection.0, &hello, &from, |_| Standing::Away) {
+                    Ok(machine) => {
+                        handle.welcome(machine);
+                        self.let_in.insert(connection, (machine, handle));
+                    }
+                    Err(refusal) => handle.refuse(refusal),
                 }
-                Err(refusal) => handle.refuse(refusal),
-            },
+            }
             What::Event(DaemonEvent::Register { registration, descriptors }) => {
                 self.register(connection, *registration, &descriptors);
             }
             What::Closed { .. } => {
+                self.roster.leave(connection.0);
                 let Some((machine, _)) = self.let_in.remove(&connection) else { return };
                 if self.sessions.get(&machine).is_some_and(|(current, _)| *current == connection) {
                     self.sessions.remove(&machine);
@@ -195,6 +202,7 @@ impl Life<'_> {
                 }
                 match event {
                     DaemonEvent::Notice(notice) => {
+                        self.given.get_mut(&from).unwrap().notice(&notice).unwrap();
                         if let Notice::Report(report)
                         | Notice::Refused { report, .. }
                         | Notice::Released { report, .. } = notice
@@ -205,7 +213,10 @@ impl Life<'_> {
                         self.host.seen.handoffs += u64::from(matches!(notice, Notice::Landed { .. }));
                         self.tell(&ClusterEvent::Notice { from, notice });
                     }
-                    DaemonEvent::Tokens(tokens) => self.gateway(from, &tokens),
+                    DaemonEvent::Tokens(tokens) => {
+                        self.given.get_mut(&from).unwrap().tokens(&tokens).unwrap();
+                        self.gateway(from, &tokens);
+                    }
                     event => panic!("{event:?}"),
                 }
             }
@@ -244,6 +255,11 @@ impl Life<'_> {
                 }
             }
         }
+        self.roster.register(connection.0);
+        let blocks = self.roster.member(machine.index).unwrap().blocks;
+        let given = self.given.entry(machine).or_insert_with(|| Given::new(blocks));
+        given.check_registration(&registration, self.cluster.epoch()).unwrap();
+        given.register(&registration);
         let mut actions = Vec::new();
         let event = ClusterEvent::Register(registration);
         if let Err(error) = self.cluster.handle(self.now(), &event, &mut actions) {
@@ -315,24 +331,21 @@ impl Life<'_> {
             });
         }
         assigned.peer = assigned.other().map(|other| self.roster.address(other));
+        self.given.get_mut(&to).unwrap().command(&assigned);
         self.sessions[&to].1.command(assigned);
     }
 
-    /// Gives tokens to their client: in the order of their numbers, each once, whichever attempt they are of.
+    /// Gives tokens to their client, of the leg that runs there now: in the order of their numbers, each once.
     fn gateway(&mut self, from: MachineId, tokens: &Tokens) {
         let key = tokens.key;
         for (index, &id) in (tokens.from..).zip(&tokens.ids) {
-            let (attempt, delivered) =
-                (self.cluster.attempt(key.request), self.cluster.delivered(key.request));
-            let (Some(attempt), Some(delivered)) = (attempt, delivered) else { return };
-            if key.attempt > attempt || index < delivered {
+            let delivered = self.cluster.delivered(key.request);
+            let Some(delivered) = delivered.filter(|_| self.cluster.runs(key, from)) else { return };
+            if index < delivered {
                 self.host.seen.repeated += 1;
                 continue;
             }
-            if index > delivered {
-                assert!(key.attempt < attempt, "{key:?}: token {index} comes before token {delivered}");
-                return;
-            }
+            assert_eq!(index, delivered, "{key:?}: a token comes before another");
             let client = self.client(key.request);
             if let Some(&known) = client.received.get(index as usize) {
                 assert_eq!(known, id, "{key:?}: token {index} is another the second time");
@@ -343,7 +356,7 @@ impl Life<'_> {
                 client.received.push(id);
                 self.host.tokens += 1;
             }
-            let notice = Notice::Progress { key: LegKey { attempt, ..key }, tokens: 1 };
+            let notice = Notice::Progress { key, tokens: 1 };
             self.tell(&ClusterEvent::Notice { from, notice });
         }
     }

@@ -29,6 +29,8 @@ pub(in crate::host) struct Entry {
     pub(in crate::host) tokens: Vec<u32>,
     /// A machine has said that it has it.
     pub(in crate::host) acknowledged: bool,
+    /// It began with an earlier service.
+    pub(super) adopted: bool,
     /// How it ended, for the client: with its last token, whatever the Cluster has heard by then.
     pub(in crate::host) ending: Option<Ending>,
     /// Where its time went.
@@ -54,6 +56,7 @@ impl Entry {
             trace: Trace::new(now),
             tokens: Vec::new(),
             acknowledged: false,
+            adopted: false,
             ending: None,
             news: Arc::default(),
             outputs: 0,
@@ -62,6 +65,17 @@ impl Entry {
             runs_on: false,
             closes_at: None,
         }
+    }
+
+    /// Whether a description is of this request, whose client's prompt it says has so many tokens.
+    pub(super) fn is_of(&self, descriptor: &Descriptor, prompt_tokens: usize) -> bool {
+        let ask = &self.ask;
+        let prompt = descriptor.prompt.get(..prompt_tokens);
+        prompt == Some(&*ask.prompt)
+            && descriptor.name == ask.name
+            && descriptor.sampling == ask.sampling
+            && descriptor.stop == ask.stop
+            && descriptor.stop_ids == ask.stop_ids
     }
 
     /// What a machine must know to carry out this work. `None` where its tokens are not all here.
@@ -136,13 +150,14 @@ impl Book {
         self.entries.insert(request, Entry { outputs: 1, ..Entry::new(ask, now) });
     }
 
-    /// Takes down what a worker describes to a new daemon, for `prompt_tokens` of it the client's. Returns whether it is
-    /// the first to do so.
+    /// Takes down what a worker describes to a new daemon, for `prompt_tokens` of it the client's and `delivered` behind
+    /// them what the client has. Returns whether it is the first to do so.
     pub(super) fn adopt(
         &mut self,
         request: u64,
         descriptor: &Descriptor,
         prompt_tokens: usize,
+        delivered: u32,
         now: Time,
     ) -> bool {
         let (prompt, outputs) = descriptor.prompt.split_at(prompt_tokens.min(descriptor.prompt.len()));
@@ -163,11 +178,11 @@ impl Book {
                 priority: 0,
             };
             self.names.entry(ask.name.clone()).or_default().push(request);
-            let entry = Entry { acknowledged: true, ..Entry::new(Arc::new(ask), now) };
+            let entry = Entry { acknowledged: true, adopted: true, ..Entry::new(Arc::new(ask), now) };
             self.entries.insert(request, entry);
             self.close_at(request, now.after(self.reattach_ns));
         }
-        self.take(request, 0, outputs, now);
+        self.take(request, 0, &outputs[..outputs.len().min(delivered as usize)], now);
         is_new
     }
 
@@ -262,6 +277,17 @@ impl Book {
             entry.trace.tokens(entry.tokens.len(), now);
             entry.news.notify_waiters();
         }
+    }
+
+    /// Its machine says that it has ended. Where the tokens do not, the machine could not go on, and it is no answer.
+    /// Returns whether that is so.
+    pub(super) fn finish(&mut self, request: u64) -> bool {
+        let Some(entry) = self.entries.get_mut(&request).filter(|entry| entry.ending.is_none()) else {
+            return false;
+        };
+        entry.ending = Some(Ending::Failed("ended_early"));
+        entry.news.notify_waiters();
+        true
     }
 
     /// Keeps the word of an end from the Cluster while somebody reads, or may come back to. Returns whether it is kept.

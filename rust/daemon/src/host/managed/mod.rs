@@ -5,7 +5,7 @@ mod sessions;
 mod trace;
 mod watch;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::{Duration, SystemTime};
 
 use splitcore_core::event::{ClusterEvent, Outcome};
@@ -13,6 +13,7 @@ use splitcore_core::id::{AssignmentSeq, Epoch, LegKey, MachineId, RequestId};
 use splitcore_core::leg::{Command, Notice};
 use splitcore_core::placement::Placement;
 use splitcore_core::time::Time;
+use splitcore_wire::given::Given;
 use splitcore_wire::listen::{ConnectionId, Handle};
 use splitcore_wire::message::{Assigned, Tokens};
 use splitcore_wire::roster::Roster;
@@ -24,6 +25,9 @@ pub(super) use book::{Book, Entry};
 use watch::Watch;
 pub use watch::{BlocksView, HandoffView, KvTotals, Stage};
 
+/// Places that the Cluster has for machines.
+const MACHINES_MAX: u32 = 1 << 20;
+
 /// Sessions, and requests by their tokens.
 #[derive(Debug)]
 pub(super) struct Managed {
@@ -34,6 +38,10 @@ pub(super) struct Managed {
     sessions: HashMap<MachineId, (ConnectionId, Handle)>,
     /// Machines that are to be stopped, and wait to be told that they hold nothing any more.
     leaving: HashSet<MachineId>,
+    /// What each machine may speak of.
+    given: HashMap<MachineId, Given>,
+    /// Sessions that ended because a worker contradicted what is known, by the message that did.
+    violations: BTreeMap<&'static str, u64>,
 }
 
 /// The epoch, or an incarnation, of a process that starts now: tenths of a second since 2026, which is more than those
@@ -45,19 +53,27 @@ pub fn life() -> Epoch {
 }
 
 impl Managed {
-    pub(super) fn new(reattach_ns: u64) -> Self {
+    pub(super) fn new(reattach_ns: u64, machines_max: usize) -> Self {
+        let places = u32::try_from(machines_max).unwrap_or(u32::MAX).min(MACHINES_MAX);
         Self {
             book: Book::new(reattach_ns),
             watch: Watch::default(),
-            roster: Roster::default(),
+            roster: Roster::new(places),
             let_in: HashMap::new(),
             sessions: HashMap::new(),
             leaving: HashSet::new(),
+            given: HashMap::new(),
+            violations: BTreeMap::new(),
         }
     }
 
+    /// Sessions that ended because a worker contradicted what is known, by the message that did.
+    pub(super) fn violations(&self) -> Vec<(&'static str, u64)> {
+        self.violations.iter().map(|(&kind, &count)| (kind, count)).collect()
+    }
+
     /// Sends a command, with what its machine must know besides.
-    pub(super) fn command(&self, to: MachineId, seq: AssignmentSeq, command: Command) {
+    pub(super) fn command(&mut self, to: MachineId, seq: AssignmentSeq, command: Command) {
         let Some((_, handle)) = self.sessions.get(&to) else { return };
         let mut assigned = Assigned { seq, command, descriptor: None, peer: None };
         if let Some(work) = assigned.work().copied() {
@@ -70,6 +86,9 @@ impl Managed {
             }
         }
         assigned.peer = assigned.other().map(|other| self.roster.address(other));
+        if let Some(given) = self.given.get_mut(&to) {
+            given.command(&assigned);
+        }
         handle.command(assigned);
     }
 
@@ -110,12 +129,19 @@ impl State {
     pub(super) fn notice(&mut self, now: Time, from: MachineId, notice: Notice) -> Result<(), Fault> {
         if let Some(Managed { book, watch, .. }) = &mut self.managed {
             watch.notice(from, &notice, now);
-            let is_present = |key: LegKey| self.core.attempt(key.request) == Some(key.attempt);
+            let is_present = |key: LegKey| self.core.runs(key, from);
             match notice {
-                Notice::Finished { key, .. }
-                    if is_present(key) && book.hold_finish(key.request.0, from, notice) =>
-                {
-                    return Ok(());
+                Notice::Finished { key, .. } if is_present(key) => {
+                    if book.finish(key.request.0) {
+                        tracing::error!(
+                            request = key.request.0,
+                            worker = self.machines.at(from.index).map_or("", |machine| &machine.name),
+                            "a worker has ended an output early: the request fails"
+                        );
+                    }
+                    if book.hold_finish(key.request.0, from, notice) {
+                        return Ok(());
+                    }
                 }
                 Notice::Reserved { key } | Notice::PrefillDone { key, .. } | Notice::Landed { key }
                     if is_present(key) =>
@@ -135,12 +161,14 @@ impl State {
         Ok(())
     }
 
-    /// Output tokens of a worker, for a client: in the order of their numbers, each once, whichever attempt they are of.
+    /// Output tokens of a worker, for a client: of the leg that runs there now, in the order of their numbers, each once.
+    /// Those of a leg that was taken from it are late, and nobody's.
     pub(super) fn tokens(&mut self, now: Time, from: MachineId, tokens: &Tokens) -> Result<(), Fault> {
         let key = tokens.key;
-        let (attempt, delivered) = (self.core.attempt(key.request), self.core.delivered(key.request));
-        let (Some(attempt), Some(delivered)) = (attempt, delivered) else { return Ok(()) };
-        if key.attempt > attempt || tokens.from > delivered {
+        let Some(delivered) = self.core.delivered(key.request).filter(|_| self.core.runs(key, from)) else {
+            return Ok(());
+        };
+        if tokens.from > delivered {
             return Ok(());
         }
         let skip = (delivered - tokens.from) as usize;
@@ -148,7 +176,6 @@ impl State {
         if let Some(managed) = &mut self.managed {
             managed.book.take(key.request.0, delivered, new, now);
         }
-        let key = LegKey { attempt, ..key };
         let notice = Notice::Progress { key, tokens: new.len() as u32 };
         let _ = self.handle(now, &ClusterEvent::Notice { from, notice })?;
         self.keep(None);
