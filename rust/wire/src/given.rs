@@ -98,12 +98,11 @@ impl Given {
         self.check_report(kind, &registration.report)?;
         for claim in &registration.claims {
             let wrong = |what| Err(Violation { kind, key: Some(claim.key), what });
-            match self.work(claim.key) {
-                None => return wrong("is claimed and was never given to this worker"),
-                Some(None) if claim.held != Held::Kept => {
-                    return wrong("is claimed as a leg and was only to be kept");
-                }
-                Some(_) => {}
+            if !self.knows(claim.key) {
+                return wrong("is claimed and was never given to this worker");
+            }
+            if claim.held != Held::Kept && self.work(claim.key).is_none() {
+                return wrong("is claimed as a leg and was only to be kept");
             }
         }
         Ok(())
@@ -133,8 +132,8 @@ impl Given {
     /// A command goes out.
     pub fn command(&mut self, assigned: &Assigned) {
         let (key, seq) = (assigned.key(), assigned.seq);
-        let past = self.past_work(key);
-        let part = self.parts.entry(key).or_insert(Part { work: past, ..Part::default() });
+        let work = self.work(key);
+        let part = self.parts.entry(key).or_insert(Part { work, ..Part::default() });
         self.over.remove(&(part.named, key));
         (part.named, self.last) = (seq, self.last.max(seq));
         match assigned.command {
@@ -219,21 +218,24 @@ impl Given {
         Ok(())
     }
 
-    /// The work of a leg, if the key was given: `Some(None)` where there was no leg.
-    fn work(&self, key: LegKey) -> Option<Option<Work>> {
-        let past = || self.past.iter().rev().find(|(past, _)| *past == key).map(|&(_, work)| work);
-        self.parts.get(&key).map(|part| part.work).or_else(past)
+    /// Whether anything was given under this key.
+    fn knows(&self, key: LegKey) -> bool {
+        self.parts.contains_key(&key) || self.past.iter().any(|(past, _)| *past == key)
     }
 
-    fn past_work(&self, key: LegKey) -> Option<Work> {
-        if self.parts.contains_key(&key) { None } else { self.work(key).flatten() }
+    /// The work of a leg; none where there was no leg, or nothing at all.
+    fn work(&self, key: LegKey) -> Option<Work> {
+        match self.parts.get(&key) {
+            Some(part) => part.work,
+            None => self.past.iter().rev().find(|(past, _)| *past == key)?.1,
+        }
     }
 
     fn check_work(&self, kind: &'static str, key: LegKey) -> Result<Work, Violation> {
         let wrong = |what| Violation { kind, key: Some(key), what };
         match self.work(key) {
-            Some(Some(work)) => Ok(work),
-            Some(None) => Err(wrong("was not given to this worker to run")),
+            Some(work) => Ok(work),
+            None if self.knows(key) => Err(wrong("was not given to this worker to run")),
             None => Err(wrong("was never given to this worker")),
         }
     }

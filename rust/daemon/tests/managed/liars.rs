@@ -150,7 +150,7 @@ fn reports_that_cannot_be_end_the_session_of_their_worker() {
 fn a_registration_that_contradicts_changes_nothing() {
     served(options("127.0.0.1:0"), async |host, workers| {
         let victims = Victims::begin(&host, &workers, 1).await;
-        let (victim, machines) = (victims.requests[0], host.loads().unwrap().len());
+        let (victim, machines) = (victims.requests[0], host.rows(0, u32::MAX).unwrap().0.len());
         let work = Work {
             prompt_tokens: 5,
             start: 0,
@@ -193,7 +193,7 @@ fn a_registration_that_contradicts_changes_nothing() {
         liar.register(wrong, BTreeMap::new());
         assert!(liar.lost().await.contains("has a capacity of more KV tokens than its blocks"));
         assert_eq!(violations(&host), BTreeMap::from([("register", 7)]));
-        assert_eq!(host.loads().unwrap().len(), machines, "none of them has a place");
+        assert_eq!(host.rows(0, u32::MAX).unwrap().0.len(), machines, "none of them has a place");
         victims.go_on(&host).await;
     });
 }
@@ -215,7 +215,7 @@ fn a_place_beyond_machines_max_is_refused_before_anything_grows() {
         let machine = liar.welcomed().await.unwrap();
         liar.register(registration(machine, Role::Mixed), BTreeMap::new());
         ready(&host).await;
-        assert_eq!(host.loads().unwrap().len(), 100);
+        assert_eq!(host.rows(0, u32::MAX).unwrap().0.len(), 100);
     });
 }
 
@@ -239,7 +239,7 @@ fn a_worker_whose_kv_fits_nobodys_is_refused_by_the_field() {
             };
             assert_eq!((refusal.to_string().as_str(), refusal.permanent), (told, true));
         }
-        assert_eq!(host.loads().unwrap().len(), 1);
+        assert_eq!(host.rows(0, u32::MAX).unwrap().0.len(), 1);
     });
 }
 
@@ -300,7 +300,7 @@ fn what_was_taken_from_a_worker_is_late_in_its_mouth_and_reaches_nobody() {
         let mut outputs = host.generate(vec![ask("r", 1, TOKENS)]).unwrap();
         let leg = liar.leg().await.key();
         let worker = Worker::start(&workers, "honest", "model", model);
-        while host.loads().unwrap().len() < 2 {
+        while host.rows(0, u32::MAX).unwrap().0.len() < 2 {
             tokio::task::yield_now().await;
         }
         // It gives the leg back, and goes on as if it had not.

@@ -8,7 +8,6 @@ use splitcore_core::config::MachineConfig;
 use splitcore_core::event::Role;
 use splitcore_core::kv::PoolShape;
 use splitcore_transport::{Backend, Pool};
-use splitcore_wire::address::Address;
 use splitcore_wire::backoff::Backoff;
 use splitcore_wire::session::Limits;
 use splitcore_worker::mover::MoverOptions;

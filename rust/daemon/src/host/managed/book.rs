@@ -351,7 +351,11 @@ impl Book {
         };
         // The Cluster before this one may have told the machine that a text ends it, which is found again by its reader.
         let by_text = entry.adopted && !entry.ask.stop.is_empty();
-        entry.ending = Some(if by_text { Ending::Finished } else { Ending::Failed(Failure { reason: "ended_early", fault: None }) });
+        entry.ending = Some(if by_text {
+            Ending::Finished
+        } else {
+            Ending::Failed(Failure { reason: "ended_early", fault: None })
+        });
         entry.news.notify_waiters();
         !by_text
     }

@@ -116,12 +116,6 @@ impl Managed {
         }
     }
 
-    /// The machine that a connection speaks for, if its session is the present one.
-    fn speaker(&self, connection: ConnectionId) -> Option<MachineId> {
-        let &(machine, _) = self.let_in.get(&connection)?;
-        self.sessions.get(&machine).is_some_and(|(current, _)| *current == connection).then_some(machine)
-    }
-
     /// Tells a machine that an output needs no more than so many tokens.
     pub(super) fn enough(&self, to: MachineId, key: LegKey, tokens: u32) {
         if let Some((_, handle)) = self.sessions.get(&to) {

@@ -193,10 +193,18 @@ impl State {
         }
     }
 
+    /// The machine of a connection whose session is the present one.
+    fn speaker(&self, connection: ConnectionId) -> Option<MachineId> {
+        let managed = self.managed.as_ref()?;
+        let &(machine, _) = managed.let_in.get(&connection)?;
+        let (current, _) = managed.sessions.get(&machine)?;
+        (*current == connection).then_some(machine)
+    }
+
     /// A notice or tokens of a worker, if its session is the present one.
     fn said(&mut self, now: Time, connection: ConnectionId, said: DaemonEvent) -> Result<(), Fault> {
+        let Some(from) = self.speaker(connection) else { return Ok(()) };
         let Some(managed) = &mut self.managed else { return Ok(()) };
-        let Some(from) = managed.speaker(connection) else { return Ok(()) };
         let Some(given) = managed.given.get_mut(&from) else { return Ok(()) };
         let checked = match &said {
             DaemonEvent::Notice(notice) => given.notice(notice).map(|()| kind(notice)),
@@ -326,9 +334,10 @@ impl State {
 
     /// A worker is to be stopped: what it has goes on elsewhere.
     fn leaves(&mut self, now: Time, connection: ConnectionId) -> Result<(), Fault> {
-        let Some(managed) = &mut self.managed else { return Ok(()) };
-        let Some(machine) = managed.speaker(connection) else { return Ok(()) };
-        managed.leaving.insert(machine);
+        let Some(machine) = self.speaker(connection) else { return Ok(()) };
+        if let Some(managed) = &mut self.managed {
+            managed.leaving.insert(machine);
+        }
         let name = self.machines.at(machine.index).map_or("", |machine| &machine.name);
         tracing::info!(worker = name, "a worker leaves: what it has goes on elsewhere");
         let _ = self.handle(now, &ClusterEvent::Leave { machine })?;
