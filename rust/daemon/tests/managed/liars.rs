@@ -10,7 +10,7 @@ use splitcore_core::kv::Dtype;
 use splitcore_core::leg::{Notice, Report, Terms, Work};
 use splitcore_core::placement::Upto;
 use splitcore_daemon::Options;
-use splitcore_daemon::host::{Ending, Host, Output, Said};
+use splitcore_daemon::host::{Ending, Failure, Host, Output, Said};
 use splitcore_wire::session::CloseReason;
 
 use super::liar::{BLOCKS, Liar, identity, registration, report};
@@ -267,7 +267,10 @@ fn an_output_that_its_worker_ends_early_is_a_failure_and_no_answer() {
             liar.tokens(key, 0, &vec![5; given as usize]);
             liar.notice(Notice::Finished { key, tokens: given });
             let (tokens, ending) = rest(&mut outputs[0]).await;
-            assert_eq!((tokens.len() as u32, ending), (given, Ending::Failed("ended_early")));
+            assert_eq!(
+                (tokens.len() as u32, ending),
+                (given, Ending::Failed(Failure { reason: "ended_early", fault: None }))
+            );
             drop(outputs);
             idle(&host).await;
         }

@@ -84,7 +84,7 @@ pub(crate) fn options(connect: &str, name: &str, role: Role) -> WorkerOptions {
         model: MODEL.to_owned(),
         bounds: ModelBounds { context: 1000, vocabulary: VOCABULARY },
         secret: None,
-        peer_listen: Some(Address::Tcp("127.0.0.1:0".to_owned())),
+        peer_listen: None,
         transfer_listen: TransferListen::AsNeeded,
         mover,
         machine: MachineConfig { report_interval_ns: 20_000_000, ..MachineConfig::default() },
