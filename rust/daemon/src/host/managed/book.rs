@@ -27,6 +27,7 @@ struct Note {
 
 /// One choice of one request.
 #[derive(Debug)]
+#[allow(clippy::struct_excessive_bools, reason = "each is true of it or not, whatever the others are")]
 pub(in crate::host) struct Entry {
     pub(in crate::host) ask: Arc<Generate>,
     /// The id of the first choice of its request.
