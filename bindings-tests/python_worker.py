@@ -22,7 +22,9 @@ def serving_a_model(folder, secret, *more):
     (folder / "secret").write_bytes(secret)
     model_folder(folder / "tiny")
     workers = f"unix:{folder}/workers"
-    options = ("--model", str(folder / "tiny"), "--workers", workers, "--secret-file", str(folder / "secret"))
+    options = ("--model", str(folder / "tiny"), "--secret-file", str(folder / "secret"))
+    if "--workers" not in more:
+        more = ("--workers", workers, *more)
     with served(*options, "--grace-s", "0", "--rejoin-limit-s", "0.2", *more) as running:
         yield running, workers
 

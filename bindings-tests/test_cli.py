@@ -29,6 +29,7 @@ SUMMARY = {
     "admission": {"rule", "slo_ttft_s", "slo_tbt_s", "attainment", "rejected"},
     "gaps_s": LATENCY | {"count"},
     "pools": {"to_mixed", "to_home"},
+    "notes": [],
     "machines": [
         {
             "name", "role", "hardware", "utilisation", "passes", "prompt_tokens", "decode_tokens", "batch_decodes_mean",
@@ -37,7 +38,7 @@ SUMMARY = {
     ] * 3,
 } | dict.fromkeys(
     (
-        "out_of_range_lookups", "cost_model", "policy", "model", "trace", "notes", "transfer_mode", "rate_rps", "seed",
+        "out_of_range_lookups", "cost_model", "policy", "model", "trace", "transfer_mode", "rate_rps", "seed",
         "evictions", "pauses", "events", "duration_s", "wall_s", "digest",
     )
 )  # fmt: skip

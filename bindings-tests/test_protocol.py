@@ -41,17 +41,34 @@ def test_what_msgpack_writes_is_the_same_frame(example: dict[str, Any]) -> None:
     assert struct.pack("<I", len(packed)) + packed == bytes.fromhex(example["frame"])
 
 
+KEY = bytes([5]) * 32
+"""Of the source of the examples."""
+
+
+def signed(key: bytes, *parts: bytes) -> bytes:
+    return hmac.new(key, b"".join(parts), hashlib.sha256).digest()
+
+
 @pytest.mark.parametrize(
     ("who", "to", "message", "name"),
     [
         ("worker", "daemon", "hello", "token-0"),
         ("daemon", "worker", "welcome", "token-0"),
-        ("destination", "peer", "hello", "2.7"),
-        ("source", "peer", "welcome", "0.5"),
+        ("destination", "peer", "prove", ""),
+        ("source", "peer", "proved", ""),
+        ("destination", "peer", "hello", "2.7 to 0.5"),
+        ("source", "peer", "welcome", "0.5 to 2.7"),
     ],
 )
 def test_a_proof_is_what_the_page_says(who: str, to: str, message: str, name: str) -> None:
-    greeted, hello = ("peer", "peer") if to == "peer" else ("worker", "daemon")
-    nonces = body(greeted, "challenge")["nonce"] + body(hello, "hello")["nonce"]
-    signed = f"splitcore 1 {who}\0".encode() + bytes.fromhex(nonces) + name.encode()
-    assert body(to, message)["proof"] == hmac.new(SECRET, signed, hashlib.sha256).hexdigest()
+    if to == "peer":
+        secret, greeted, answer = signed(SECRET, b"splitcore 1 key\0", KEY), "peer", body("peer", "prove")
+    else:
+        secret, greeted, answer = SECRET, "worker", body("daemon", "hello")
+    nonces = bytes.fromhex(body(greeted, "challenge")["nonce"] + answer["nonce"])
+    proof = signed(secret, f"splitcore 1 {who}\0".encode(), nonces, name.encode())
+    assert body(to, message)["proof"] == proof.hex()
+
+
+def test_the_name_of_a_key_is_what_the_page_says() -> None:
+    assert body("peer", "prove")["key"] == signed(KEY, b"splitcore 1 name\0")[:16].hex()

@@ -57,8 +57,12 @@ def test_command_runs(arguments, folder, request):
     for word in arguments:
         is_data = "/data/" in f"/{word}" and word.endswith((".csv", ".jsonl"))
         words.append(str(request.getfixturevalue("data_dir") / Path(word).name) if is_data else word)
-    # The last of an option given twice counts, so the rest of the line is tested as it stands.
-    words += {"simulate": ["--requests-limit", "50"], "swarm": ["--seeds", "20"]}.get(words[0], [])
+    # An option is given once: what the line has of its own gives way.
+    for option, few in {"simulate": {"--requests-limit": "50"}, "swarm": {"--seeds": "20"}}.get(words[0], {}).items():
+        if option in words:
+            words[words.index(option) + 1] = few
+        else:
+            words += [option, few]
     _run(["-m", "splitcore.cli", *words], folder)
 
 

@@ -199,4 +199,4 @@ def test_a_file_of_classes_is_read_and_a_bad_one_names_its_line(tmp_path):
     path.write_text('[[class]]\nname = "a"\nshare = 1\n\n[[class]]\nname = "b"\nshare = 1\nprioritty = 1\n')
     with pytest.raises(splitcore.InputError) as caught:
         splitcore.simulate(**SMALL, classes=path)
-    assert (caught.value.line, caught.value.field) == (7, "class")
+    assert (caught.value.line, caught.value.field) == (8, "class")

@@ -27,6 +27,7 @@ INNER = {
     "serve": "`splitcore serve`",
     "published_pools": "looked up by `splitcore.reproduce`",
     "slo_set": "read for `slo`",
+    "traffic_classes": "read for `classes`",
     "workload": "`splitcore load`",
     **dict.fromkeys(
         ("Arrival", "Completion", "Grant", "KvLayout", "LayerSeal", "TransferKey", "TransferPlan", "new_incarnation"),

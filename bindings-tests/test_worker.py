@@ -14,7 +14,7 @@ from splitcore.engine.plan import Ran, Sampling
 from splitcore.units import OptionError, size
 from splitcore.worker import run
 
-GIVEN = ("worker", "--connect", "127.0.0.1:1", "--model", "here")
+GIVEN = {"--connect": "127.0.0.1:1", "--model": "here"}
 
 
 @pytest.fixture
@@ -52,7 +52,8 @@ def model(tmp_path):
 )
 @pytest.mark.usefixtures("model")
 def test_bad_input_is_one_clear_error(cli, options, told):
-    done = cli(*GIVEN, *options, code=2)
+    given = [word for pair in GIVEN.items() if pair[0] not in options for word in pair]
+    done = cli("worker", *given, *options, code=2)
     assert done.stderr.splitlines() == [f"splitcore: error: {told}"]
 
 
@@ -67,7 +68,7 @@ def test_sigterm_ends_it_while_it_loads_its_model(tmp_path):
     )
     paths = os.pathsep.join([str(tmp_path / "stub"), str(Path(splitcore.__file__).parent.parent)])
     with subprocess.Popen(
-        [sys.executable, "-m", "splitcore.cli", *GIVEN],
+        [sys.executable, "-m", "splitcore.cli", "worker", *(word for pair in GIVEN.items() for word in pair)],
         cwd=tmp_path, env=os.environ | {"PYTHONPATH": paths}, stderr=subprocess.PIPE, text=True,
     ) as process:  # fmt: skip
         said = iter(process.stderr)
@@ -101,6 +102,10 @@ class Passes:
 
     def __init__(self, *passes):
         self.passes, self.done, self.ended, self.failed = list(passes), [], None, None
+        self.leaves = 0
+
+    def leave(self):
+        self.leaves += 1
 
     def next_pass(self, _):
         if not self.passes:
@@ -166,10 +171,16 @@ def test_an_engine_that_fails_is_told_to_the_daemon_and_raised():
     assert worker.failed == ("failed", "the engine fails pass 4: ValueError: no memory")
 
 
-def test_a_worker_that_is_to_stop_takes_no_pass():
-    worker = Passes(batch(1))
+def test_a_worker_that_is_to_stop_says_so_once_and_goes_on_until_it_is_ended():
+    worker = Passes(batch(1), batch(2))
     assert run(worker, Engine(), stopping=lambda: True) == ("stopped", "")
-    assert worker.done == []
+    assert (worker.leaves, [number for number, _ in worker.done]) == (1, [1, 2])
+
+
+def test_a_worker_that_is_to_stop_takes_no_pass_after_its_limit():
+    worker = Passes(batch(1))
+    assert run(worker, Engine(), stopping=lambda: True, leave_limit_s=0) == ("stopped", "")
+    assert (worker.leaves, worker.done) == (1, [])
 
 
 def pool():

@@ -14,6 +14,7 @@ __all__ = [
     "Arrival",
     "Books",
     "Cache",
+    "CallInterrupted",
     "Cluster",
     "Completion",
     "ConfigError",
@@ -75,6 +76,7 @@ __all__ = [
     "simulate",
     "slo_set",
     "swarm",
+    "traffic_classes",
     "workload",
 ]
 

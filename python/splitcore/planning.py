@@ -55,8 +55,9 @@ def run_options(options: Mapping[str, object]) -> dict[str, Any]:
     thresholds = {name: given.pop(name) for name in THRESHOLDS if name in given}
     if thresholds:
         given["thresholds"] = thresholds
-    if isinstance(given.get("classes"), str | PathLike):
-        given["classes"] = _native.traffic_classes(given["classes"])
+    classes = given.get("classes")
+    if isinstance(classes, str | PathLike):
+        given["classes"] = _native.traffic_classes(classes)
     machines = given.pop("machines", None)
     if machines is not None:
         given["machine_types"] = _native.machine_types(str(machines))

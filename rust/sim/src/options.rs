@@ -35,6 +35,10 @@ pub struct Options {
     pub later_turns: String,
     /// The `tokenizer.json` of a model, which counts the tokens of a file of texts.
     pub tokenizer: Option<String>,
+    /// Whether arrivals keep the times of their file, as in the published runs; otherwise the first is at 0. For comparisons
+    /// with those alone, so neither Python nor the command line has it.
+    #[serde(skip)]
+    pub own_times: bool,
     /// Kinds of traffic that share the rate; empty for one kind.
     pub classes: Vec<TrafficClass>,
     /// Requests a second.
@@ -111,6 +115,7 @@ impl Default for Options {
             missing_output: None,
             later_turns: "error".into(),
             tokenizer: None,
+            own_times: false,
             classes: Vec::new(),
             rate: None,
             duration_s: None,

@@ -371,5 +371,6 @@ fn reading(options: &Options) -> Result<Reading, SimError> {
         missing_output: options.missing_output,
         later_turns: named("later_turns", &later_turns, &options.later_turns)?,
         tokenizer: options.tokenizer.clone(),
+        own_times: options.own_times,
     })
 }

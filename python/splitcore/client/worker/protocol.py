@@ -129,6 +129,8 @@ class WorkerProtocol:
         challenge = read(str, body.get("nonce"), "challenge.nonce")
         self._challenge = _nonce(challenge)
         hello = plain(self.identity) | {"protocol": PROTOCOL, "nonce": self._nonce, "proof": None}
+        if self.identity.context is None:
+            del hello["context"]
         if self._secret is not None:
             hello["proof"] = prove(self._secret, "worker", challenge, self._nonce, self.identity.name)
         self._send("hello", hello)

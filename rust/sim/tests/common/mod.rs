@@ -84,6 +84,8 @@ pub fn as_published(machines: Machines, trace: &str) -> Options {
         transfer: "serialized".into(),
         link_bandwidth: Some(PUBLISHED_LINK),
         contention: false,
+        own_times: true,
+        ties: "first".into(),
         ..with_machines(machines)
     }
 }

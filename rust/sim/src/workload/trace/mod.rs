@@ -36,6 +36,8 @@ pub struct Reading {
     pub later_turns: LaterTurns,
     /// The `tokenizer.json` that counts the tokens of texts.
     pub tokenizer: Option<String>,
+    /// Whether times stay as the file has them; otherwise its first request arrives at 0.
+    pub own_times: bool,
 }
 
 /// What becomes of rows that are no requests.
@@ -61,7 +63,7 @@ pub enum LaterTurns {
 /// What a file holds.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TraceFile {
-    /// By arrival, the first at 0; all at 0 where the file has no times.
+    /// By arrival, the first at 0 or at its own time; all at 0 where the file has no times.
     pub requests: Vec<TraceRequest>,
     /// Whether it says when its requests arrive.
     pub has_times: bool,
@@ -81,7 +83,7 @@ pub struct TraceFile {
 /// - the result of vLLM's benchmark, with or without `start_times` in seconds;
 /// - `ShareGPT` JSON: the first question and answer of each conversation, counted by a tokenizer; no times.
 ///
-/// The first request arrives at 0. Rows out of order are sorted.
+/// The first request arrives at 0, unless [`Reading::own_times`] are asked for. Rows out of order are sorted.
 ///
 /// # Errors
 ///

@@ -154,7 +154,7 @@ impl<'a> Rows<'a> {
         Ok(ns)
     }
 
-    /// All of them, by arrival, the first at 0.
+    /// All of them, by arrival, the first at 0 or at its own time.
     pub(super) fn into_trace(mut self) -> Result<TraceFile, SimError> {
         if self.requests.is_empty() {
             let got = self.first_skipped.map_or_else(|| "none".into(), |first| format!("none ({first})"));
@@ -163,8 +163,9 @@ impl<'a> Rows<'a> {
         self.tell_skipped();
         self.sort();
         let first = self.requests.first().map_or(0, |request| request.0);
+        let start_ns = if self.reading.own_times { self.own_start(first)? } else { 0 };
         let request = |(ns, prompt_tokens, output_tokens): (i64, u32, u32)| TraceRequest {
-            arrival_ns: ns.abs_diff(first),
+            arrival_ns: start_ns + ns.abs_diff(first),
             prompt_tokens,
             output_tokens,
         };
@@ -172,6 +173,15 @@ impl<'a> Rows<'a> {
             requests: self.requests.into_iter().map(request).collect(),
             has_times: self.has_times == Some(true),
             notes: self.notes,
+        })
+    }
+
+    /// The file's own time of the request that comes first.
+    fn own_start(&self, from_first: i64) -> Result<u64, SimError> {
+        let own_ns = self.first_ns.unwrap_or(0) + i128::from(from_first);
+        u64::try_from(own_ns).ok().filter(|&ns| ns <= ARRIVAL_MAX_NS / 4).ok_or_else(|| {
+            let expected = "times from 0 to 36 years, where the file's own are to be kept";
+            Place { file: self.file, line: 1 }.error("timestamp", expected, quoted(&format!("{own_ns} ns")))
         })
     }
 
