@@ -157,7 +157,7 @@ fn refusal(settings: Settings, change: impl FnOnce(&mut Hello)) -> Refusal {
 fn a_refusal_names_the_field_and_both_values() {
     let told = |refusal: &Refusal| refusal.to_string();
     let settings = || Settings { context: 4096, ..kit::settings() };
-    assert_eq!(told(&refusal(settings(), |hello| hello.protocol = 2)), "protocol: expected 1, got 2");
+    assert_eq!(told(&refusal(settings(), |hello| hello.protocol = 3)), "protocol: expected 2, got 3");
     assert_eq!(refusal(kit::settings(), |hello| hello.layout.block_tokens = 0).field, "layout");
     let refused = refusal(settings(), |hello| hello.epoch = Epoch(4));
     assert_eq!((told(&refused).as_str(), refused.permanent), ("epoch: expected at most 3, got 4", false));

@@ -123,7 +123,9 @@ fn bodies_on_their_way_have_a_bound_together() {
     // Short bodies have room, and long ones have it again when those have gone.
     assert_eq!(other.place(1).status, 201);
     drop(unfinished);
-    assert_eq!(other.post_text("/v1/placements", &padded).status, 201);
+    // The service hears of each that has gone in its own time.
+    let again = (0..1000).map(|_| other.post_text("/v1/placements", &padded).status);
+    assert_eq!({ again }.find(|&status| status != 503), Some(201));
 }
 
 #[test]

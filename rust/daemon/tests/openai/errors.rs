@@ -222,7 +222,7 @@ fn thousands_of_messages_without_text_keep_nobody_waiting() {
     let text = json!({"messages": messages}).to_string();
     let (mut client, mut other) = (kit.client(), kit.client());
     let head = format!(
-        "POST {CHAT} HTTP/1.1\r\nhost: test\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
+        "POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
         text.len()
     );
     client.send(head.as_bytes()).unwrap();

@@ -40,7 +40,7 @@ fn look(kit: &Kit, name: &str) {
     let mut client = kit.client();
     client
         .send(
-            format!("HEAD /v1/requests/{name} HTTP/1.1\r\nhost: test\r\nconnection: close\r\n\r\n")
+            format!("HEAD /v1/requests/{name} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
                 .as_bytes(),
         )
         .unwrap();
@@ -81,7 +81,7 @@ fn is_whole(kit: &mut Kit, name: &str, n: usize, chat: bool, stop: &Value) {
         (format!("x-request-id: {name}\r\ncontent-type: application/json\r\n"), body.to_string());
     let length = text.len();
     let head =
-        format!("POST {path} HTTP/1.1\r\nhost: test\r\n{headers}content-length: {length}\r\n\r\n{text}");
+        format!("POST {path} HTTP/1.1\r\nhost: localhost\r\n{headers}content-length: {length}\r\n\r\n{text}");
     client.send(head.as_bytes()).unwrap();
     kit.wait("it stands still", |_| passes.load(Ordering::Relaxed) == 0);
     kit.restart();

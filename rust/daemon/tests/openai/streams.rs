@@ -216,7 +216,7 @@ fn an_answer_that_is_told_again_lets_others_on() {
     let body = json!({"prompt": "#", "n": 128, "max_tokens": 300, "seed": 3});
     let all = kit.stream(COMPLETE, "x-request-id: big\r\n", &body).rest();
     let (mut client, mut other) = (kit.client(), kit.client());
-    client.send(b"GET /v1/requests/big HTTP/1.1\r\nhost: test\r\nconnection: close\r\n\r\n").unwrap();
+    client.send(b"GET /v1/requests/big HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").unwrap();
     let reader = std::thread::spawn(move || {
         let mut bytes = Vec::new();
         std::io::Read::read_to_end(&mut client.stream, &mut bytes).unwrap();

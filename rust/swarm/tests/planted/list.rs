@@ -227,7 +227,7 @@ pub(crate) const BUGS: &[Bug] = &[
         name: "never-home",
         file: "cluster/facts.rs",
         right: "MixedReturn::Drained => entry.opposite_legs() == 0,",
-        wrong: "MixedReturn::Drained => entry.opposite_legs() == 0 && entry.home == Role::Token,",
+        wrong: "MixedReturn::Drained => entry.opposite_legs() == 0 && entry.home == crate::event::Role::Token,",
         what: "a prompt machine stays in the mixed pool for ever",
     },
     Bug {
@@ -366,8 +366,8 @@ pub(crate) const BUGS: &[Bug] = &[
     Bug {
         name: "embedder-progress-of-any-attempt",
         file: "cluster/facts.rs",
-        right: "let Some(slot) = self.requests.find_key(key) else { return self.late() };\n        let managed",
-        wrong: "let Some(slot) = self.requests.find(key.request) else { return self.late() };\n        let managed",
+        right: "let Some(slot) = self.requests.find_key(key) else { return self.late() };\n        if from.is_some() && self.find_leg",
+        wrong: "let Some(slot) = self.requests.find(key.request) else { return self.late() };\n        if from.is_some() && self.find_leg",
         what: "tokens of an attempt that is over count",
     },
 ];
