@@ -124,7 +124,7 @@ fn bodies_on_their_way_have_a_bound_together() {
     assert_eq!(other.place(1).status, 201);
     drop(unfinished);
     // The service hears of each that has gone in its own time.
-    let again = (0..1000).map(|_| other.post_text("/v1/placements", &padded).status);
+    let again = (0..1000).map(|_| service.client().post_text("/v1/placements", &padded).status);
     assert_eq!({ again }.find(|&status| status != 503), Some(201));
 }
 
