@@ -9,6 +9,7 @@ use crate::workload::TrafficClass;
 /// Options of [`crate::simulate`]. Names are the Python keywords and, with dashes, the command line's.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
+#[allow(clippy::struct_excessive_bools, reason = "options that users turn on and off one by one")]
 pub struct Options {
     /// Machine types of the user's own, beside the built-in ones.
     pub machine_types: Vec<MachineType>,

@@ -49,7 +49,7 @@ impl Embedding {
 }
 
 /// What happens next.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Copy)]
 enum Event {
     Arrive(usize),
     Cancel(RequestId),
@@ -494,7 +494,7 @@ impl Embedder {
         let which = self.rng.below(3);
         match &mut notice {
             Notice::Progress { tokens, .. } | Notice::Finished { tokens, .. } if which == 0 => {
-                *tokens = count
+                *tokens = count;
             }
             Notice::PrefillDone { key, .. }
             | Notice::Landed { key }
