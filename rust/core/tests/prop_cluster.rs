@@ -421,10 +421,10 @@ proptest! {
                 }
                 _ => {}
             }
-            if let ClusterEvent::Arrive(arrival) = event {
-                if rejection(&actions).is_none() {
-                    accepted.insert(arrival.request, arrival);
-                }
+            if let ClusterEvent::Arrive(arrival) = event
+                && rejection(&actions).is_none()
+            {
+                accepted.insert(arrival.request, arrival);
             }
             for placed in actions.iter().filter_map(|action| placement(std::slice::from_ref(action))) {
                 let holds = |id: MachineId| fits(&cluster.load(id.index).unwrap(), &accepted[&placed.request]);

@@ -95,9 +95,10 @@ fn a_pinned_machine_that_can_never_hold_the_request_says_so_whether_it_is_up_or_
 fn power_of_two_takes_idle_machines_equally_often() {
     for seed in [0, 1, 2, 7, 42] {
         for split in [false, true] {
-            let roles: Vec<Role> = match split {
-                false => vec![Role::Mixed; 8],
-                true => [vec![Role::Prompt; 1], vec![Role::Token; 8]].concat(),
+            let roles: Vec<Role> = if split {
+                [vec![Role::Prompt; 1], vec![Role::Token; 8]].concat()
+            } else {
+                vec![Role::Mixed; 8]
             };
             let mut head = Head::new(ClusterConfig { seed, ..with(PolicyKind::PowerOfTwo) }, &roles);
             let mut taken = vec![0_u32; roles.len()];
