@@ -224,7 +224,7 @@ fn cluster(rng: &mut Rng, seed: u64) -> ClusterConfig {
         transfer: rng.pick(&[TransferRule::Auto, TransferRule::Serialized, TransferRule::LayerWise]),
         kv_bytes_per_token: rng.pick(&[None, Some(1_000)]),
         layer_wise_from_tokens: rng.pick(&[1, 8, 512]),
-        ties: rng.pick(&[Ties::First, Ties::Last]),
+        ties: rng.pick(&[Ties::Turn, Ties::First, Ties::Last]),
         admission: rng.pick(&[Admission::Bounds, Admission::Bounds, Admission::Early, Admission::Predicted]),
         recovery_headroom_permille: rng.pick(&[0, 0, 100]),
         priority_ageing_ns: rng.pick(&[None, Some(10_000)]),
