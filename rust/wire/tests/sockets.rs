@@ -209,13 +209,20 @@ fn an_address_is_a_host_and_a_port_or_a_path() {
     }
 }
 
-/// What a connection that registers sends before its registration.
+/// A connection that has been welcomed: from here on its frames may be as long as a registration's.
 fn let_in(daemon: &mut Daemon, name: &str) -> TcpStream {
     let hello = Hello { name: name.to_owned(), ..kit::hello() };
     let mut stream = daemon.connect();
     stream.write_all(&encode(&ToDaemon::Hello(Box::new(hello)), 4096).unwrap()).unwrap();
     daemon.hello().welcome(kit::MACHINE);
-    stream
+    let (mut decoder, mut byte) = (Decoder::new(), [0]);
+    loop {
+        stream.read_exact(&mut byte).unwrap();
+        decoder.push(&byte);
+        if let Some(ToWorker::Welcome(_)) = decoder.next(1 << 20).unwrap() {
+            return stream;
+        }
+    }
 }
 
 #[test]
