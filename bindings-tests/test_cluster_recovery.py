@@ -39,11 +39,11 @@ def test_a_request_without_any_machine_is_parked_until_one_joins():
 def test_parked_work_that_no_machine_can_hold_turns_nobody_away_and_comes_to_an_end():
     made = cluster(prompt=0, token=0, mixed=1)
     made.add_machine("small", role="mixed", kv_blocks=5)
-    made.place(1, 100, 10, slo_class=1, now_ns=0)
-    assert made.lose_machine("m0", now_ns=0).parked == [1]
-    assert made.place(2, 10, 10, slo_class=1, now_ns=SECOND).prompt == "small"
-    assert made.poll(now_ns=60 * SECOND - 1).unplaceable == []
-    polled = made.poll(now_ns=60 * SECOND)
+    made.place(1, 100, 10, slo_class=1, now_ns=SECOND)
+    assert made.lose_machine("m0", now_ns=SECOND).parked == [1]
+    assert made.place(2, 10, 10, slo_class=1, now_ns=2 * SECOND).prompt == "small"
+    assert made.poll(now_ns=61 * SECOND - 1).unplaceable == []
+    polled = made.poll(now_ns=61 * SECOND)
     assert (polled.unplaceable, polled.expired) == ([1], [])
     assert "unplaceable=[1]" in repr(polled)
 

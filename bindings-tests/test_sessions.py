@@ -105,7 +105,7 @@ def test_a_machine_comes_back_with_what_it_holds_and_goes_on():
 
 
 def test_a_machine_that_is_back_too_late_is_taken_for_lost():
-    made, machine = pair(rejoin_limit_s=1.0)
+    made, machine = pair(rejoin_limit_s=1.0, hedge_after_s=None)
     carry(machine, made, made.handle([arrive(1)], now_ns=0))
     made.handle([{"type": "disconnect", "machine": {"index": 0, "incarnation": 1}}], now_ns=0)
     assert made.next_deadline_ns() == SECOND

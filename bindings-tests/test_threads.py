@@ -166,13 +166,14 @@ def test_an_interrupt_ends_a_run():
 
 
 def interrupted(call):
-    """Runs `call(begun)`, which is interrupted once it has made `begun` true."""
+    """Runs `call(begun)`, which is interrupted once it has made `begun` true; then `begun` has two items."""
     begun = []
 
     def interrupt():
         while not begun:
             pass
         _thread.interrupt_main()
+        begun.append(True)
 
     watcher = threading.Thread(target=interrupt)
     watcher.start()
@@ -225,6 +226,8 @@ def test_ctrl_c_ends_handle_between_two_events_and_tells_what_was_applied(begins
         for request in range(count):
             if request == begins:
                 begun.append(True)
+                while len(begun) < 2:
+                    pass
             yield ARRIVE | {"request": request}
         begun.append(True)
 

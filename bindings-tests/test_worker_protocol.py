@@ -47,8 +47,8 @@ def message(to, name, **where):
 
 def identity(**other):
     hello = message("daemon", "hello")
-    fields = ("name", "incarnation", "model", "layout", "blocks", "peer", "transfer", "key", "index", "epoch")
-    return Identity(**({field: hello[field] for field in fields} | other))
+    drawn = ("protocol", "nonce", "proof")
+    return Identity(**({field: value for field, value in hello.items() if field not in drawn} | other))
 
 
 def registration(welcome):

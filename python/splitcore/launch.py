@@ -233,7 +233,7 @@ class Launch:
         again = self._starts > 0
         self._starts += 1
         # Nobody comes back to the first one.
-        grace = [] if again else ["--grace-s", "0"]
+        grace = [] if again or "--grace-s" in self._serve_options else ["--grace-s", "0"]
         where = ["--listen", self._listen, "--workers", f"unix:{self.folder / 'workers'}"]
         child = self._start(_SERVICE, ["serve", "--model", str(self.model), *where, *grace, *self._serve_options])
         self.url = child.wait_for(_LISTENING, limit_s)[1]
