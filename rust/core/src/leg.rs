@@ -114,17 +114,25 @@ pub struct Terms {
     pub resumed_tokens: u32,
     /// Class of the service objective.
     pub class: u32,
-    /// Higher goes first among the parked.
+    /// Higher goes first where requests wait.
     pub priority: i32,
+    /// Place in every line that it waits in: when it was accepted, in nanoseconds of a clock that the Clusters of one
+    /// service hand on, less what its priority is worth. The least goes first, and of equal ones the least order.
+    pub line: i64,
     /// Whether it may go on elsewhere after a fault.
     pub resumable: bool,
     /// Index of the machine that must decode it.
     pub pin_token: Option<u32>,
 }
 
+impl Terms {
+    /// Nanoseconds that a [`line`](Self::line) is from zero at most, either way: 146 years.
+    pub(crate) const LINE_MAX: i64 = 1 << 62;
+}
+
 impl Default for Terms {
     fn default() -> Self {
-        Self { resumed_tokens: 0, class: 0, priority: 0, resumable: true, pin_token: None }
+        Self { resumed_tokens: 0, class: 0, priority: 0, line: 0, resumable: true, pin_token: None }
     }
 }
 

@@ -7,7 +7,7 @@ mod kit;
 use kit::*;
 use proptest::prelude::*;
 use splitcore_core::cluster::Cluster;
-use splitcore_core::config::{Admission, ClusterConfig, Level, PolicyKind};
+use splitcore_core::config::{Admission, ClusterConfig, Level, MachineConfig, PolicyKind};
 use splitcore_core::cost::{CostKnot, CostPoints, CostTable};
 use splitcore_core::error::{Applied, EventError, Rejection};
 use splitcore_core::event::{Arrival, ClusterAction, ClusterEvent, Join, Role, Slo};
@@ -349,13 +349,27 @@ fn options_are_checked_at_their_edges() {
     assert_eq!(names, ["headroom", "ttft_slo", "tbt_slo"]);
 }
 
-/// Parks requests accepted at these times with these priorities, and returns in which order they are placed.
+/// Accepts requests at these times with these priorities, and returns in which order their machine computes them. Those
+/// that are parked when that is lost are placed in the same order.
 fn line(ageing_ns: Option<u64>, accepted: &[(u64, i32)]) -> Vec<usize> {
     let config = ClusterConfig { priority_ageing_ns: ageing_ns, ..ClusterConfig::default() };
     let mut head = Head::new(config, &[Role::Mixed]);
+    let mut machine = Bench::with(MachineConfig { blocks: 1000, batch_requests_max: 1, ..MachineConfig::default() });
+    let running = u64::MAX;
+    machine.compute(running, whole(1));
     for (request, &(at_ns, priority)) in accepted.iter().enumerate() {
         head.now_ns = at_ns;
-        head.arrive(Arrival { priority, ..Arrival::new(request as u64, 1, 1) });
+        let actions = head.arrive(Arrival { priority, ..Arrival::new(request as u64, 1, 1) });
+        for (_, command) in commands(&actions) {
+            machine.command(command);
+        }
+    }
+    let mut computed = Vec::new();
+    machine.pass(&[running]);
+    while machine.machine.is_running() {
+        let runs = machine.prefills();
+        computed.extend(runs.iter().map(|&request| request as usize));
+        machine.pass(&runs);
     }
     head.act(&ClusterEvent::Lose { machine: id(0) });
     assert_eq!(head.cluster.parked_requests(), accepted.len());
@@ -363,7 +377,9 @@ fn line(ageing_ns: Option<u64>, accepted: &[(u64, i32)]) -> Vec<usize> {
         ClusterAction::Placed(placement) => Some(placement.request.0 as usize),
         _ => None,
     });
-    placed.collect()
+    let placed: Vec<usize> = placed.collect();
+    assert_eq!(computed, placed, "a machine's line and the line of the parked");
+    placed
 }
 
 #[test]

@@ -3,14 +3,11 @@
 
 use super::Cluster;
 use super::pools::Choice;
-use super::requests::Request;
 use crate::config::Admission;
 use crate::error::{Applied, EventError, Rejection};
 use crate::event::{Arrival, Slo};
-use crate::id::Order;
-
-/// Place in the line of parked requests: rank, then arrival. The slot makes the request easy to find.
-pub(super) type ParkedKey = (i128, Order, u32);
+use crate::leg::Terms;
+use crate::time::Time;
 
 /// KV tokens that an arrival books: its prompt and a token, on each of its machines.
 fn kv_of(arrival: &Arrival, choice: Choice) -> u64 {
@@ -99,14 +96,33 @@ impl Cluster {
         Ok(Applied::Yes)
     }
 
-    /// Where a request stands in the line of the parked. Waiting ages all alike, so the order of two never changes
-    /// and a key of what is fixed will do: the time it was accepted, moved ahead by its priority.
-    pub(super) fn parked_key(&self, request: &Request, slot: u32) -> ParkedKey {
-        let priority = i128::from(request.arrival.priority);
-        let rank = match self.config.priority_ageing_ns {
-            Some(step_ns) => i128::from(request.accepted_at.as_ns()) - priority * i128::from(step_ns),
-            None => -priority,
+    /// Where a request stands in every line. Waiting ages all alike, so the order of two never changes and a number of
+    /// what is fixed will do: the time it was accepted, moved ahead by its priority.
+    pub(super) fn line(&self, priority: i32, accepted_at: Time) -> i64 {
+        let line = match self.config.priority_ageing_ns {
+            Some(_) => self.line_base_ns.unwrap_or(0).saturating_add_unsigned(accepted_at.as_ns()),
+            None => 0,
         };
-        (rank, request.order, slot)
+        let line = i128::from(line) - self.advantage(priority);
+        line.clamp((-Terms::LINE_MAX).into(), Terms::LINE_MAX.into()) as i64
+    }
+
+    /// What a priority is worth in a line.
+    fn advantage(&self, priority: i32) -> i128 {
+        i128::from(priority) * self.config.priority_ageing_ns.map_or(1, i128::from)
+    }
+
+    /// Where a request of an earlier Cluster stands: among its like as it did, of which the last counts as accepted with
+    /// the restart.
+    pub(super) fn adopted_line(&mut self, terms: &Terms, restarted_at: Time) -> i64 {
+        if self.config.priority_ageing_ns.is_none() {
+            return self.line(terms.priority, restarted_at);
+        }
+        let accepted_ns = i128::from(terms.line) + self.advantage(terms.priority);
+        // Half, so that as much is left for what is yet to come, whatever a machine claims.
+        let limit = i128::from(Terms::LINE_MAX / 2);
+        let base_ns = (accepted_ns - i128::from(restarted_at.as_ns())).clamp(-limit, limit) as i64;
+        self.line_base_ns = Some(self.line_base_ns.map_or(base_ns, |before| before.max(base_ns)));
+        terms.line
     }
 }

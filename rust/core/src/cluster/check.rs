@@ -170,11 +170,11 @@ impl Cluster {
         let by_class: u32 = self.parked_by_class.values().sum();
         ensure(parked as u32 == by_class, || format!("{parked} parked, {by_class} by class"))?;
         for (slot, request) in self.requests.iter() {
-            let in_line = self.parked.contains(&self.parked_key(request, slot));
+            let in_line = self.parked.contains(&request.place(slot));
             ensure(in_line == request.parked, || {
                 format!("request {}: in line {in_line}", request.arrival.request.0)
             })?;
-            let waits = self.unreserved.contains(&(request.order, slot));
+            let waits = self.unreserved.contains(&request.place(slot));
             ensure(waits == request.is_unreserved(), || {
                 format!("request {}: waits unreserved {waits}", request.arrival.request.0)
             })?;

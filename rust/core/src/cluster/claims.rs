@@ -11,7 +11,7 @@ use super::Cluster;
 use crate::error::EventError;
 use crate::event::{Arrival, Claim, Held, Registration};
 use crate::id::{LegKey, MachineId, Order};
-use crate::leg::{Compute, Inbound, LegState, Outbound, Report, Work};
+use crate::leg::{Compute, Inbound, LegState, Outbound, Report, Terms, Work};
 use crate::placement::Upto;
 
 /// KV tokens that a report can speak of: any more would not fit the sums that are made of them.
@@ -138,6 +138,7 @@ fn check_work(work: &Work) -> Result<(), &'static str> {
         max_new_tokens.checked_add(terms.resumed_tokens).is_some(),
         "its output tokens do not fit 32 bits",
     )?;
+    require((-Terms::LINE_MAX..=Terms::LINE_MAX).contains(&terms.line), "its place in line is out of range")?;
     require(start <= prompt_tokens, "it starts behind its prompt")?;
     match upto {
         Upto::End => Ok(()),

@@ -471,7 +471,7 @@ impl Cluster {
         if request.parked {
             self.unpark(&request, slot);
         }
-        self.unreserved.remove(&(request.order, slot));
+        self.unreserved.remove(&request.place(slot));
         Some(request.arrival.request)
     }
 

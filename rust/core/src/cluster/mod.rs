@@ -34,14 +34,13 @@ pub use pools::Side;
 use crate::config::{ClusterConfig, ConfigError, Level};
 use crate::error::{Applied, EventError};
 use crate::event::{ClusterAction, ClusterEvent, Join, Role};
-use crate::id::{AssignmentSeq, Attempt, Epoch, LegKey, MachineId, Order, RequestId};
+use crate::id::{AssignmentSeq, Attempt, Epoch, LegKey, MachineId, RequestId};
 use crate::leg::Command;
 use crate::time::Time;
-use admission::ParkedKey;
 use machines::{Booking, Closing, MachineEntry};
 use pools::{Pools, View};
 use predictor::Predictor;
-use requests::Requests;
+use requests::{Place, Requests};
 use transfers::Suspects;
 
 /// What a Cluster has counted since it was made.
@@ -120,15 +119,19 @@ pub struct Cluster {
     pools: Pools,
     requests: Requests,
     arrivals: u64,
+    /// What is added to its times for [`Terms::line`](crate::leg::Terms::line), once there is one: they come after those
+    /// of the Cluster before.
+    #[cfg_attr(feature = "serde", serde(default))]
+    line_base_ns: Option<i64>,
     /// Accepted requests without a live leg, in line: the longer they wait and the higher their priority, the sooner.
-    parked: BTreeSet<ParkedKey>,
+    parked: BTreeSet<Place>,
     parked_by_class: BTreeMap<u32, u32>,
     /// Parked requests that no machine known can hold, by the time they end.
     unplaceable: BTreeSet<(Time, u32)>,
     /// Whether a machine has come or changed since the parked were last tried: nothing else can find them a place.
     machines_changed: bool,
-    /// Requests whose second leg has no machine, by arrival.
-    unreserved: BTreeSet<(Order, u32)>,
+    /// Requests whose second leg has no machine, in line.
+    unreserved: BTreeSet<Place>,
     /// Legs given up whose machine has not yet said that the blocks are free.
     closing: BTreeMap<(LegKey, u32), Closing>,
     /// Leases by the time they run out.
@@ -171,6 +174,7 @@ impl Cluster {
             pools: Pools::new(config.ties, config.recovery_headroom_permille > 0),
             requests: Requests::default(),
             arrivals: 0,
+            line_base_ns: None,
             parked: BTreeSet::new(),
             parked_by_class: BTreeMap::new(),
             unplaceable: BTreeSet::new(),

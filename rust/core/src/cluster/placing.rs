@@ -28,7 +28,9 @@ impl Cluster {
             }
         };
         let attempt = Attempt(self.free_attempt(arrival.request, 1));
-        let request = Request { attempt, ..Request::new(arrival, Order(self.arrivals), self.now) };
+        self.line_base_ns.get_or_insert(0);
+        let line = self.line(arrival.priority, self.now);
+        let request = Request { attempt, ..Request::new(arrival, Order(self.arrivals), line, self.now) };
         self.arrivals += 1;
         if self.requests.len() == 0 {
             self.swept_at = self.now;
@@ -189,8 +191,8 @@ impl Cluster {
     pub(super) fn place(&mut self, slot: u32, choice: Choice, actions: &mut Vec<ClusterAction>) {
         let why = self.why(choice);
         let mut legs = self.cut(choice, self.requests.get(slot).prompt_tokens());
-        let order = self.requests.get(slot).order;
-        let waits = legs[1].filter(|_| self.is_awaited(choice.token.machine, order));
+        let place = self.requests.get(slot).place(slot);
+        let waits = legs[1].filter(|_| self.is_awaited(choice.token.machine, place));
         self.move_if_borrowed(choice.prompt.machine, choice.prompt.step, actions);
         if let Some(second) = waits {
             legs[1] = Some(second.unseated());

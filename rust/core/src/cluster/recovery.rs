@@ -107,7 +107,7 @@ impl Cluster {
                         request.legs[1] = Some(leg.unseated());
                         request.lost = Loss::Destination;
                         debug_assert!(first.machine.is_some(), "a source has a machine");
-                        self.unreserved.insert((request.order, slot));
+                        self.unreserved.insert(request.place(slot));
                     }
                     _ => request.lost = Loss::Kv,
                 }
@@ -232,8 +232,8 @@ impl Cluster {
         for at in 0..2 {
             self.give_up(slot, at, actions);
         }
-        let order = self.requests.get(slot).order;
-        self.unreserved.remove(&(order, slot));
+        let place = self.requests.get(slot).place(slot);
+        self.unreserved.remove(&place);
     }
 
     /// The next attempt, with what the client has as part of its prompt; or the end, where it has everything.

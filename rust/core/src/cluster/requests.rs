@@ -77,12 +77,19 @@ fn none_made() -> Attempt {
 /// Machines that know a request, if there are as many: one can be lost together with the Cluster.
 pub(crate) const COPIES: usize = 2;
 
+/// Place in a line, the least first: what age and priority come to, then arrival. The slot makes the request easy to
+/// find.
+pub(crate) type Place = (i64, Order, u32);
+
 /// A live request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub(crate) struct Request {
     pub(crate) arrival: Arrival,
     pub(crate) order: Order,
+    /// See [`Terms::line`].
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub(crate) line: i64,
     pub(crate) accepted_at: Time,
     pub(crate) attempt: Attempt,
     /// The last one that was made, where that is a later one.
@@ -120,10 +127,11 @@ pub(crate) struct Request {
 impl Request {
     /// One just accepted, without legs.
     #[inline]
-    pub(crate) fn new(arrival: Arrival, order: Order, accepted_at: Time) -> Self {
+    pub(crate) fn new(arrival: Arrival, order: Order, line: i64, accepted_at: Time) -> Self {
         Self {
             arrival,
             order,
+            line,
             accepted_at,
             attempt: Attempt(1),
             attempts_made: Attempt(0),
@@ -203,10 +211,17 @@ impl Request {
                 resumed_tokens: delivered,
                 class: self.arrival.class,
                 priority: self.arrival.priority,
+                line: self.line,
                 resumable: self.arrival.resumable,
                 pin_token: self.arrival.pin_token,
             },
         }
+    }
+
+    /// Its place among others that wait.
+    #[inline]
+    pub(crate) fn place(&self, slot: u32) -> Place {
+        (self.line, self.order, slot)
     }
 
     /// Whether a leg waits for a machine.

@@ -49,7 +49,9 @@ impl Cluster {
             if self.requests.len() == 0 {
                 self.swept_at = self.now;
             }
-            let slot = self.requests.insert(adopted(claim, self.restarted_at()));
+            let accepted_at = self.restarted_at();
+            let line = self.adopted_line(&claim.work.terms, accepted_at);
+            let slot = self.requests.insert(adopted(claim, line, accepted_at));
             self.counters.adopted += 1;
             return Some(slot);
         };
@@ -140,7 +142,7 @@ impl Cluster {
                 // Its destination is lost, or had not been named yet: it waits for one like any other.
                 [Some(first), None] if !first.booking.decodes => {
                     request.legs[1] = Some(rest_of(&first, request.prompt_tokens()));
-                    self.unreserved.insert((request.order, slot));
+                    self.unreserved.insert(request.place(slot));
                 }
                 [None, Some(second)] if !second.is_ready() => {
                     (request.lost, request.fault) = (Loss::Kv, Some(Fault::Unregistered));
@@ -156,14 +158,14 @@ impl Cluster {
 }
 
 /// A request as a machine's claim describes it.
-fn adopted(claim: &Claim, accepted_at: Time) -> Request {
+fn adopted(claim: &Claim, line: i64, accepted_at: Time) -> Request {
     let resumed = claim.work.terms.resumed_tokens;
     Request {
         attempt: claim.key.attempt,
         adopted: true,
         delivered: resumed,
         resumed_from: resumed,
-        ..Request::new(claimed_arrival(claim), claim.order, accepted_at)
+        ..Request::new(claimed_arrival(claim), claim.order, line, accepted_at)
     }
 }
 

@@ -6,10 +6,10 @@ use std::ops::Bound;
 use super::Cluster;
 use super::policies::{LaterPools, policy};
 use super::pools::{Ask, Pick, Side};
-use super::requests::Request;
+use super::requests::{Place, Request};
 use crate::error::Applied;
 use crate::event::{ClusterAction, Outcome};
-use crate::id::{LegKey, MachineId, Order, RequestId};
+use crate::id::{LegKey, MachineId, RequestId};
 use crate::leg::{Compute, Inbound};
 use crate::placement::{Reserve, Step};
 
@@ -47,11 +47,11 @@ impl Cluster {
 
     /// Finds a machine for a second leg that has none, or lets it wait for one in its place in line.
     pub(super) fn place_second(&mut self, slot: u32, actions: &mut Vec<ClusterAction>) {
-        let order = self.requests.get(slot).order;
-        match self.find_second(slot, |machine| self.is_awaited(machine, order)) {
+        let place = self.requests.get(slot).place(slot);
+        match self.find_second(slot, |machine| self.is_awaited(machine, place)) {
             Some(pick) => self.seat_second(slot, pick, actions),
             None => {
-                self.unreserved.insert((order, slot));
+                self.unreserved.insert(place);
             }
         }
     }
@@ -80,7 +80,7 @@ impl Cluster {
     fn seat_second(&mut self, slot: u32, pick: Pick, actions: &mut Vec<ClusterAction>) {
         let request = self.requests.get(slot);
         let [Some(first), Some(mut second)] = request.legs else { return };
-        self.unreserved.remove(&(request.order, slot));
+        self.unreserved.remove(&request.place(slot));
         self.move_if_borrowed(pick.machine, pick.step, actions);
         second.machine = Some(self.id_of(pick.machine));
         second.state.inbound = Inbound::Reserving;
@@ -129,10 +129,10 @@ impl Cluster {
         (0..self.machines_len()).any(|machine| self.may_use(&wait, machine))
     }
 
-    /// Whether a leg that came before `order` waits for room on a machine: that one is served first.
-    pub(super) fn is_awaited(&self, machine: u32, order: Order) -> bool {
-        let before = self.unreserved.range(..(order, 0));
-        before.into_iter().any(|&(_, slot)| self.may_use(&self.wait_of(slot), machine))
+    /// Whether a leg that stands before `place` waits for room on a machine: that one is served first.
+    pub(super) fn is_awaited(&self, machine: u32, place: Place) -> bool {
+        let before = self.unreserved.range(..place);
+        before.into_iter().any(|&(.., slot)| self.may_use(&self.wait_of(slot), machine))
     }
 
     /// Puts an accepted request without legs in line, unless its client has everything.
@@ -143,8 +143,8 @@ impl Cluster {
         let request = self.requests.get_mut(slot);
         request.parked = true;
         let arrival = request.arrival;
-        let key = self.parked_key(self.requests.get(slot), slot);
-        self.parked.insert(key);
+        let place = request.place(slot);
+        self.parked.insert(place);
         *self.parked_by_class.entry(arrival.class).or_insert(0) += 1;
         self.judge_parked(slot);
         self.counters.parked += 1;
@@ -161,7 +161,7 @@ impl Cluster {
     }
 
     pub(super) fn unpark(&mut self, request: &Request, slot: u32) {
-        self.parked.remove(&self.parked_key(request, slot));
+        self.parked.remove(&request.place(slot));
         if let Some(due) = request.unplaceable_due {
             self.unplaceable.remove(&(due, slot));
         }
@@ -220,8 +220,9 @@ impl Cluster {
         let mut open: Vec<u32> =
             (0..self.machines_len()).filter(|&at| self.machines[at as usize].pooled).collect();
         let mut from = Bound::Unbounded;
-        while let Some(&(order, slot)) = self.unreserved.range((from, Bound::Unbounded)).next() {
-            from = Bound::Excluded((order, slot));
+        while let Some(&place) = self.unreserved.range((from, Bound::Unbounded)).next() {
+            from = Bound::Excluded(place);
+            let (.., slot) = place;
             let wait = self.wait_of(slot);
             if !open.iter().any(|&machine| self.may_use(&wait, machine)) {
                 continue;

@@ -4,7 +4,7 @@
 //! A pass holds at most `batch_tokens_max` tokens (prompt tokens, and one for each decode) and `batch_requests_max`
 //! requests; the first item always fits, so a longer prompt runs alone. It is filled with
 //! 1. decodes that sat out `sit_out_max` passes in a row,
-//! 2. prompts, first come first, up to the first that does not fit,
+//! 2. prompts by their place in line, which is by arrival and priority, up to the first that does not fit,
 //! 3. decodes that sat out the last pass, oldest first,
 //! 4. the other decodes by arrival.
 //!
@@ -273,8 +273,7 @@ impl Machine {
         self.pool.release(&mut leg.table);
         self.counters.evicted += 1;
         let notice = Notice::Evicted { key: leg.key, tokens: leg.kv_tokens };
-        let queued = Queued { order: leg.order, slot };
-        self.enqueue(queued);
+        self.enqueue(slot);
         actions.push(MachineAction::Notify { notice });
     }
 
@@ -343,10 +342,12 @@ impl Machine {
         }
     }
 
-    /// Puts a leg into the prompt queue, by arrival: an evicted one goes ahead of younger work. Of two that Clusters of
-    /// the same time gave one place in line, the first here goes first.
-    pub(super) fn enqueue(&mut self, queued: Queued) {
-        let at = self.queue.partition_point(|other| other.order <= queued.order);
+    /// Puts a leg into the prompt queue, in its place in line: an evicted one goes ahead of younger work. Of two that
+    /// Clusters of the same time gave one place, the first here goes first.
+    pub(super) fn enqueue(&mut self, slot: u32) {
+        let leg = self.legs.get(slot);
+        let queued = Queued { line: leg.work.terms.line, order: leg.order, slot };
+        let at = self.queue.partition_point(|other| other.place() <= queued.place());
         self.queue.insert(at, queued);
     }
 

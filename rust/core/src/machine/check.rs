@@ -4,7 +4,7 @@ use std::fmt;
 
 use super::batch::Decode;
 use super::pipeline::{NO_PASS, mark};
-use super::{Machine, Prefill};
+use super::{Machine, Prefill, Queued};
 use crate::leg::{Compute, Inbound};
 
 /// An invariant that does not hold: a bug in the machine.
@@ -81,7 +81,7 @@ impl Machine {
     }
 
     fn check_queues(&self) -> Result<(), MachineFault> {
-        ensure(self.queue.iter().is_sorted_by_key(|queued| queued.order), || "prompts out of order".into())?;
+        ensure(self.queue.iter().is_sorted_by_key(Queued::place), || "prompts out of order".into())?;
         ensure(self.decodes.is_sorted_by_key(|decode| decode.order), || "decodes out of order".into())?;
         for queued in &self.queue {
             let compute = self.legs.get(queued.slot).compute();

@@ -13,7 +13,7 @@
 //! so that none is left over for a later leg of the same name. A grant may come before the leg it is for, and then
 //! waits for it, or for the abort that follows if there is no leg to come.
 
-use super::{Machine, Queued};
+use super::Machine;
 use crate::error::{Applied, EventError};
 use crate::event::{MachineAction, Put};
 use crate::id::{AssignmentSeq, LegKey, MachineId, Order};
@@ -117,8 +117,7 @@ impl Machine {
         }
         if leg.work.prefill_tokens() > 0 {
             leg.set(|state| state.compute = Compute::Queued);
-            let queued = Queued { order: leg.order, slot };
-            self.enqueue(queued);
+            self.enqueue(slot);
         } else {
             self.join_decodes(slot);
         }

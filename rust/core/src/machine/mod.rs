@@ -59,8 +59,17 @@ pub struct MachineCounters {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 struct Queued {
+    #[cfg_attr(feature = "serde", serde(default))]
+    line: i64,
     order: Order,
     slot: u32,
+}
+
+impl Queued {
+    /// The least goes first.
+    fn place(&self) -> (i64, Order) {
+        (self.line, self.order)
+    }
 }
 
 /// The machine-level scheduler. `Clone` is a snapshot: the copy, given the same events, answers the same actions.
@@ -257,7 +266,7 @@ impl Machine {
         let slot = self.legs.insert(key, order, work, LegState::QUEUED);
         self.legs.get_mut(slot).granted_by = self.early_grants.remove(&key);
         self.kv_tokens += u64::from(work.kv_tokens());
-        self.enqueue(Queued { order, slot });
+        self.enqueue(slot);
         Ok(Applied::Yes)
     }
 

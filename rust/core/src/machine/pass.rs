@@ -1,7 +1,7 @@
 //! The end of a pass: what its prompts and decodes become.
 
+use super::Machine;
 use super::pipeline::{NO_PASS, mark};
-use super::{Machine, Queued};
 use crate::error::{Applied, EventError};
 use crate::event::MachineAction;
 use crate::id::LegKey;
@@ -92,8 +92,7 @@ impl Machine {
         let leg = self.legs.get_mut(slot);
         let compute = if leg.recomputes { Compute::Evicted } else { Compute::Queued };
         leg.set(|state| state.compute = compute);
-        let queued = Queued { order: leg.order, slot };
-        self.enqueue(queued);
+        self.enqueue(slot);
     }
 
     fn after_prefill(&mut self, slot: u32, actions: &mut Vec<MachineAction>) {

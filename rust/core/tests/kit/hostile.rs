@@ -172,6 +172,7 @@ fn work(request: RequestId, draws: &mut Draws<'_>) -> Work {
             resumed_tokens,
             class: u32::from(lies && draws.one_in(2)),
             priority: 0,
+            line: if lies { draws.number(9).into() } else { 0 },
             resumable: !(lies && draws.one_in(2)),
             pin_token: (lies && draws.one_in(2)).then(|| draws.number(5)),
         },

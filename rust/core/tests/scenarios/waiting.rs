@@ -138,6 +138,22 @@ fn a_leg_that_waits_goes_before_new_reservations() {
     }
 }
 
+#[test]
+fn a_leg_that_waits_keeps_back_only_those_behind_it_in_line() {
+    let step_ns = ClusterConfig::default().priority_ageing_ns.unwrap();
+    for (priority, at_ns, waits) in [(0, 1, true), (1, step_ns - 1, false), (1, step_ns, true), (-1, 0, true)]
+    {
+        let mut head = refused(PolicyKind::Splitwise, 1, 200);
+        head.now_ns = at_ns;
+        // There is room for it.
+        let placed = head.arrive(Arrival { priority, ..Arrival::new(2, 10, 10) });
+        let expected = if waits { Seat::Later } else { Seat::Fixed(id(1)) };
+        assert_eq!(seat(&placement(&placed).unwrap()), expected, "{priority} at {at_ns}");
+        let reserved = reserves(&head.notice(1, Notice::Report(full(2, 700))));
+        assert_eq!(reserved, if waits { vec![1, 2] } else { vec![1] });
+    }
+}
+
 fn reserves(actions: &[ClusterAction]) -> Vec<u64> {
     use splitcore_core::leg::Command;
     let of = |(_, command)| match command {

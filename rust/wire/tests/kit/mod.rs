@@ -247,11 +247,13 @@ fn any_machine() -> impl Strategy<Value = MachineId> {
 }
 
 fn any_work() -> impl Strategy<Value = Work> {
-    let terms = (any::<u32>(), any::<u32>(), any::<i32>(), any::<bool>(), any::<Option<u32>>()).prop_map(
-        |(resumed_tokens, class, priority, resumable, pin_token)| Terms {
+    let numbers = (any::<u32>(), any::<u32>(), any::<i32>(), any::<i64>());
+    let terms = (numbers, any::<bool>(), any::<Option<u32>>()).prop_map(
+        |((resumed_tokens, class, priority, line), resumable, pin_token)| Terms {
             resumed_tokens,
             class,
             priority,
+            line,
             resumable,
             pin_token,
         },
