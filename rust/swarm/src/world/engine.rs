@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use splitcore_core::event::{Held, MachineEvent};
+use splitcore_core::event::{Claim, Held, MachineEvent};
 use splitcore_core::id::{LegKey, MachineId};
 use splitcore_core::leg::{Command, Compute, Inbound};
 use splitcore_core::machine::{BatchPlan, Machine, Prefill};
@@ -241,16 +241,17 @@ impl World {
     }
 }
 
-/// Prompts start in the order of arrival: none that waits came before one that starts. Two Clusters that lived at once
+/// Prompts start in the order of their line: none that waits stands before one that starts. Two Clusters that lived at once
 /// can have given one place in line to two requests. Where a machine would stand still, legs whose KV has landed may go
 /// past prompts that wait for blocks.
 fn check_prompt_order(machine: &Machine, plan: &BatchPlan) {
     let claims = machine.claims();
-    let order = |key: LegKey| {
+    let place = |claim: &Claim| (claim.work.terms.line, claim.order);
+    let place_of = |key: LegKey| {
         let here = claims.binary_search_by_key(&key, |claim| claim.key).ok();
-        here.map(|at| claims[at].order)
+        here.map(|at| place(&claims[at]))
     };
-    let starts: Vec<_> = plan.prefills.iter().map(|item| order(item.key)).collect();
+    let starts: Vec<_> = plan.prefills.iter().map(|item| place_of(item.key)).collect();
     assert!(starts.is_sorted(), "prompts start out of order: {plan:?}");
     let landed = |key| machine.leg(key).is_some_and(|(state, _)| state.inbound == Inbound::Ready);
     // A prompt that has begun has its blocks as well.
@@ -263,7 +264,7 @@ fn check_prompt_order(machine: &Machine, plan: &BatchPlan) {
     for claim in &claims {
         let waits = matches!(claim.held, Held::Leg { state, .. } if state.compute == Compute::Queued);
         assert!(
-            !waits || Some(claim.order) >= last,
+            !waits || Some(place(claim)) >= last,
             "{:?} waits while a later one starts: {plan:?}",
             claim.key
         );
