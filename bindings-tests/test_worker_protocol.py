@@ -258,7 +258,7 @@ def test_a_refusal_names_the_field():
 
 def test_nothing_is_said_before_the_registration():
     worker = WorkerProtocol(identity(), secret=SECRET)
-    for say in (lambda: worker.notice({"type": "report"}), lambda: worker.tokens(Key(1, 1), 0, [1])):
+    for say in (lambda: worker.notice({"type": "report"}), lambda: worker.tokens(Key(1, 1), 0, [1]), worker.leave):
         with pytest.raises(SessionError, match="not registered"):
             say()
     with pytest.raises(SessionError, match="after the welcome"):
@@ -299,6 +299,25 @@ def test_a_worker_is_registered_and_stays(service):
         assert session.next_command() is None
         with WorkerSession(workers, again, hold_nothing, secret=SECRET, timeout_s=LIMIT_S) as session:
             assert session.identity == again
+
+
+def test_a_worker_that_leaves_is_let_go(service):
+    url, workers = service
+    with WorkerSession(workers, mine("leaving"), hold_nothing, secret=SECRET, timeout_s=LIMIT_S) as session:
+        session.leave()
+        with pytest.raises(SessionError, match="the daemon ends the session"):
+            session.next_command(LIMIT_S)
+
+    async def life():
+        async with AsyncWorkerSession(workers, mine("too"), hold_nothing, secret=SECRET, timeout_s=LIMIT_S) as session:
+            await session.leave()
+            await session.next_command()
+
+    with pytest.raises(SessionError, match="the daemon ends the session"):
+        asyncio.run(life())
+    with PlacementClient(url, secret=SECRET.decode().strip(), timeout_s=LIMIT_S) as client:
+        states = {row.name: row.state for row in client.machines()}
+    assert (states["leaving"], states["too"]) == ("gone", "gone")
 
 
 def test_the_service_refuses_what_does_not_fit(service):

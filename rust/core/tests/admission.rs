@@ -354,7 +354,8 @@ fn options_are_checked_at_their_edges() {
 fn line(ageing_ns: Option<u64>, accepted: &[(u64, i32)]) -> Vec<usize> {
     let config = ClusterConfig { priority_ageing_ns: ageing_ns, ..ClusterConfig::default() };
     let mut head = Head::new(config, &[Role::Mixed]);
-    let mut machine = Bench::with(MachineConfig { blocks: 1000, batch_requests_max: 1, ..MachineConfig::default() });
+    let mut machine =
+        Bench::with(MachineConfig { blocks: 1000, batch_requests_max: 1, ..MachineConfig::default() });
     let running = u64::MAX;
     machine.compute(running, whole(1));
     for (request, &(at_ns, priority)) in accepted.iter().enumerate() {

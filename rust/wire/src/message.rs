@@ -325,7 +325,7 @@ pub enum ToDaemon {
     Tokens(Tokens),
     /// The worker is to be stopped: it wants no new work, and what it has may go on elsewhere. When it holds nothing any
     /// more the daemon ends the session, and the machine is gone.
-    Leave,
+    Leave {},
     /// Answers a `Ping`.
     Pong {
         /// The number of the `Ping`.
@@ -496,7 +496,7 @@ impl Named for ToDaemon {
             Self::Register(_) => "register",
             Self::Notice(_) => "notice",
             Self::Tokens(_) => "tokens",
-            Self::Leave => "leave",
+            Self::Leave {} => "leave",
             Self::Pong { .. } => "pong",
             Self::Close { .. } => "close",
         }

@@ -220,6 +220,17 @@ class WorkerProtocol:
         """
         self._say("tokens", {"key": plain(key), "from": start, "ids": [int(token) for token in ids]})
 
+    def leave(self) -> None:
+        """Say that the worker is to be stopped: it gets no new work, and what it has may go on elsewhere.
+
+        It goes on with what it has until commands take that back. Once it holds nothing any more the daemon ends the
+        session.
+
+        Raises:
+            SessionError: If the worker is not registered.
+        """
+        self._say("leave", {})
+
     def close(self, reason: str) -> None:
         """Say that the session ends.
 

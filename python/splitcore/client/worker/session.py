@@ -219,6 +219,19 @@ class WorkerSession:
             self._protocol.tokens(key, start, ids)
             self._flush()
 
+    def leave(self) -> None:
+        """Say that the worker is to be stopped: it gets no new work, and what it has may go on elsewhere.
+
+        It goes on with what it has until commands take that back. Once it holds nothing any more the daemon ends the
+        session.
+
+        Raises:
+            UnreachableError: If the connection is gone.
+        """
+        with self._lock:
+            self._protocol.leave()
+            self._flush()
+
     def close(self, reason: str = "the worker ends") -> None:
         """End the session.
 

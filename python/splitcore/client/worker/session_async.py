@@ -186,6 +186,18 @@ class AsyncWorkerSession:
         self._protocol.tokens(key, start, ids)
         await self._say()
 
+    async def leave(self) -> None:
+        """Say that the worker is to be stopped: it gets no new work, and what it has may go on elsewhere.
+
+        It goes on with what it has until commands take that back. Once it holds nothing any more the daemon ends the
+        session.
+
+        Raises:
+            UnreachableError: If the connection is gone.
+        """
+        self._protocol.leave()
+        await self._say()
+
     async def _say(self) -> None:
         try:
             await self._flush()

@@ -121,8 +121,8 @@ pub(crate) const BUGS: &[Bug] = &[
     Bug {
         name: "wrong-tie",
         file: "machine/batch.rs",
-        right: "other.order <= queued.order);",
-        wrong: "other.order.0 / 2 < queued.order.0 / 2);",
+        right: "other.place() <= queued.place());",
+        wrong: "other.line >> 20 < queued.line >> 20);",
         what: "of two prompts that arrived one after the other, the later can be first in line",
     },
     Bug {

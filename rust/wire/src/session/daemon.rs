@@ -178,7 +178,7 @@ impl DaemonSession {
             (State::Established(_), ToDaemon::Tokens(tokens)) => {
                 out.push(Step::Event(DaemonEvent::Tokens(tokens)));
             }
-            (State::Established(_), ToDaemon::Leave) => out.push(Step::Event(DaemonEvent::Leave)),
+            (State::Established(_), ToDaemon::Leave {}) => out.push(Step::Event(DaemonEvent::Leave)),
             (
                 State::Welcomed(_) | State::Registering(_) | State::Established(_),
                 ToDaemon::Pong { number },

@@ -298,7 +298,7 @@ impl WorkerSession {
     /// Says that the worker is to be stopped. Returns whether the session was there to say it on.
     pub fn leave(&mut self, out: &mut Out) -> bool {
         if self.is_established() {
-            out.push(Step::Send(ToDaemon::Leave));
+            out.push(Step::Send(ToDaemon::Leave {}));
         }
         self.is_established()
     }

@@ -194,6 +194,7 @@ pub(crate) fn daemon_examples() -> Vec<ToDaemon> {
         ToDaemon::Notice(Notice::Released { key: key(9), to: Some(SOURCE), report }),
         ToDaemon::Notice(Notice::Report(report)),
         ToDaemon::Tokens(Tokens { key: key(9), from: 0, ids: vec![504, 253, 28] }),
+        ToDaemon::Leave {},
         ToDaemon::Pong { number: 1 },
         ToDaemon::Close { reason: "the worker ends".to_owned() },
     ]
