@@ -85,7 +85,8 @@ def test_whatever_ends_it_at_whatever_stage_leaves_nothing_behind(stage, how, mo
         assert ("TTFT [ms]" in run.said) == (stage != "loading"), run.said
     if stage == "load" and how == "sigterm":
         sent, completed = re.findall(r"(\d+) requests: (\d+) completed", run.said)[0]
-        assert 2 <= int(completed) <= int(sent) < 500
+        # The load was cut short, and says how far it came.
+        assert int(completed) <= int(sent) < 500
     if stage == "keep" and how == "ctrl-c":
         assert all(name in run.said for name in ("prompt-0:", "token-0:"))
 
