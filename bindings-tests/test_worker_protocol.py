@@ -316,8 +316,7 @@ def test_a_worker_that_leaves_is_let_go(service):
     with pytest.raises(SessionError, match="the daemon ends the session"):
         asyncio.run(life())
     with PlacementClient(url, secret=SECRET.decode().strip(), timeout_s=LIMIT_S) as client:
-        states = {row.name: row.state for row in client.machines()}
-    assert (states["leaving"], states["too"]) == ("gone", "gone")
+        assert not {"leaving", "too"} & {row.name for row in client.machines() if row.state != "lost"}
 
 
 def test_the_service_refuses_what_does_not_fit(service):
