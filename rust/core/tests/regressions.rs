@@ -846,3 +846,21 @@ fn regression_of_two_decodes_with_one_place_in_line_the_last_here_gives_way() {
     assert_eq!(bench.machine.leg(key(7)).unwrap().0.compute, Compute::Evicted);
     assert_eq!(bench.decodes(), [8]);
 }
+
+/// Whoever brings workers of its own hears of a new placement with its lease, which is a whole one.
+#[test]
+fn regression_a_placement_after_a_fault_has_a_whole_lease() {
+    let config = ClusterConfig { level: Level::External, lease_ns: Some(100), ..ClusterConfig::default() };
+    let lost = |head: &mut Head| head.act(&ClusterEvent::Lose { machine: id(1) });
+    let failed = |head: &mut Head| head.act(&ClusterEvent::Fact(Notice::TransferFailed { key: key(1) }));
+    for fault in [lost as fn(&mut Head) -> Vec<ClusterAction>, failed] {
+        let mut head = Head::new(config.clone(), &[Role::Prompt, Role::Token, Role::Token]);
+        head.place(1, 10, 10);
+        head.now_ns = 60;
+        assert_eq!(placement(&fault(&mut head)).map(|placed| placed.attempt.0), Some(2));
+        head.tick_at(159);
+        assert_eq!(head.cluster.live_requests(), 1);
+        head.tick_at(160);
+        assert_eq!(head.cluster.live_requests(), 0);
+    }
+}

@@ -321,6 +321,7 @@ impl Cluster {
         let Some(second) = self.requests.get(slot).legs[1].filter(|next| !next.is_ready()) else {
             return self.late();
         };
+        self.touch_lease(slot);
         let source = self.requests.get(slot).legs[0].and_then(|leg| leg.machine);
         let (Some(from), Some(to)) = (source, second.machine) else { return Applied::Yes };
         let request = self.requests.get_mut(slot);

@@ -37,7 +37,6 @@ impl Cluster {
         }
         let slot = self.requests.insert(request);
         self.place(slot, choice, actions);
-        self.touch_lease(slot);
         Ok(Applied::Yes)
     }
 
@@ -187,8 +186,9 @@ impl Cluster {
         fits.then_some(Choice::whole(Pick { machine, step: Step::LeastOfAll }))
     }
 
-    /// Applies a choice to an accepted request: pool moves, bookings, commands.
+    /// Applies a choice to an accepted request: pool moves, bookings, commands. Each placement has a whole lease.
     pub(super) fn place(&mut self, slot: u32, choice: Choice, actions: &mut Vec<ClusterAction>) {
+        self.touch_lease(slot);
         let why = self.why(choice);
         let mut legs = self.cut(choice, self.requests.get(slot).prompt_tokens());
         let place = self.requests.get(slot).place(slot);
