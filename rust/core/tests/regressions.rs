@@ -854,7 +854,7 @@ fn regression_a_placement_after_a_fault_has_a_whole_lease() {
     let lost = |head: &mut Head| head.act(&ClusterEvent::Lose { machine: id(1) });
     let failed = |head: &mut Head| head.act(&ClusterEvent::Fact(Notice::TransferFailed { key: key(1) }));
     for fault in [lost as fn(&mut Head) -> Vec<ClusterAction>, failed] {
-        let mut head = Head::new(config.clone(), &[Role::Prompt, Role::Token, Role::Token]);
+        let mut head = Head::new(config, &[Role::Prompt, Role::Token, Role::Token]);
         head.place(1, 10, 10);
         head.now_ns = 60;
         assert_eq!(placement(&fault(&mut head)).map(|placed| placed.attempt.0), Some(2));
